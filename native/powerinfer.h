@@ -41,7 +41,7 @@ typedef enum pi_status {
  * next error. */
 const char *pi_error_message(void);
 const char *pi_version(void);
-/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx512", "avx512_bf16", "amx", on 64-bit ARM
+/* Name of the instruction set in use: "scalar", on x86-64 also "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", on 64-bit ARM
  * also "neon", "neon_dot"; NULL (with a message) if POWERINFER_ISA names one that cannot run here. */
 const char *pi_cpu_isa(void);
 /* 1 if the named instruction set can run here. */
@@ -497,6 +497,12 @@ void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
  * Errors: theirs, and ARGUMENT for a sampler of another n_vocab; *next is then token if that was fed, else -1. */
 pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler,
                           int32_t *next);
+/* The same of many: pi_session_feed, then the i-th of n samplers, no two of which are the same, chooses by the logits of
+ * row[i] and accepts chosen[i], shared out among the session's threads. chosen[i] is -1 where that failed: the same choice
+ * tells why once more. Errors: of pi_session_feed; ARGUMENT for a row that the batch does not have, or a sampler of another
+ * n_vocab: then nothing was fed. */
+pi_status pi_session_feed_choose(pi_session *session, const pi_batch *batch, int32_t n, const int32_t *row,
+                                 pi_sampler *const *sampler, int32_t *chosen);
 
 /* ---- plans ---- */
 

@@ -15,25 +15,31 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
 from ._engine import checks, machine
 from ._engine.arrays import Ids
-from ._engine.async_stream import AsyncStream, Chunk, Parts
+from ._engine.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
-from ._engine.devices import choose_for_layers
+from ._engine.devices import Devices, choose_for_layers
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
-from ._engine.engine import PROMPT_PART, Engine
+from ._engine.engine import Engine
 from ._engine.file import ModelFile, find_model
 from ._engine.generating import nth_seed
+from ._engine.loader import Loader
+from ._engine.online import FirstTokens, Placement
 from ._engine.options import AsyncChatOptions, AsyncCompletionOptions, AsyncLlamaOptions, spelled
+from ._engine.replicas import Replicas, check_options, options_of
+from ._engine.replicas import shares as share_out
 from ._engine.scheduler import Scheduler, SchedulerStats
-from ._engine.served import Served
+from ._engine.served import Reads, Served
+from ._engine.session import Session
 from ._engine.usage import say_why, timings, usage
 from ._text.answer import best
 from ._text.grammars import Grammars
@@ -42,6 +48,8 @@ from .llama import Llama
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from .models.plan import Plan
 
 __all__ = ["AsyncLlama", "AsyncStream"]
 
@@ -79,6 +87,7 @@ class AsyncLlama:
         n_pool: int | None = None,
         prompt_part: int | None = None,
         pooling: str | int | None = None,
+        replicas: int = 1,
         **options: Unpack[AsyncLlamaOptions],
     ) -> None:
         """Opens and loads, which takes as long as it does for Llama.
@@ -88,10 +97,14 @@ class AsyncLlama:
         n_ctx: most tokens of one conversation, as in Llama.
         n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel, where a
             GPU may be used for two of them. Where it does not suffice, some wait.
-        prompt_part: tokens of a prompt that are read in one step while others generate; None: 128. More reads
+        prompt_part: tokens of prompts that are read in one step while others generate; None: as many as make
+            others' tokens take at most twice as long, if that does not make prompts much slower. More reads
             prompts sooner, less makes others pause for a shorter time.
         pooling: how embed() makes one vector of a text: "mean", "last", "cls", or "none" (one per token);
             None: as the file says, else "mean".
+        replicas: sessions over which requests are spread, each with all of the model: on GPUs of its own (of
+            those that devices and vram_budget name, dealt out in their order; a single number is the budget
+            of each), and with its share of the threads. n_parallel, max_waiting and n_pool are of each.
         options: of Llama; those that belong to a single context (logits_all, n_seq) are refused.
             draft_model is asked where so few generate that its guesses are free. With online_statistics
             neurons move when nothing is under way, and on a busy machine now and then also while others
@@ -104,6 +117,15 @@ class AsyncLlama:
                 raise ArgumentError(f"AsyncLlama has no {name}: its context is many conversations")
         if n_parallel < 1:
             raise ArgumentError(f"n_parallel is {n_parallel}, it must be at least 1")
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise ArgumentError(f"replicas is {replicas!r}, it must be at least 1")
+        shares: list[Devices | None] = []
+        if replicas > 1:
+            check_options(given)
+            on_cpu = given.get("n_gpu_layers") == 0 and given.get("vram_budget") is None
+            shares = share_out(replicas, 0 if on_cpu else given.get("vram_budget"), given.get("devices"))
+            given |= options_of(shares[0])
+            given["n_threads"] = max((given.get("n_threads") or machine.cores()) // replicas, 1)
         budget = given.get("vram_budget") if may_use_gpu(given) else 0
         if given.get("plan") is None:  # what cannot be is said before anything is fetched
             choose_for_layers(given.get("n_gpu_layers"), given.get("vram_budget"), given.get("devices"))
@@ -113,7 +135,8 @@ class AsyncLlama:
             each = n_ctx or _trained_ctx(model_path)
             wanted = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
             n_pool = max(each, min(wanted, _MOST_POSITIONS))
-        self.n_parallel = n_parallel
+        self.n_parallel = n_parallel * replicas
+        """Of all replicas."""
         self.max_waiting = max_waiting
         self.llama = Llama(
             model_path,
@@ -130,35 +153,45 @@ class AsyncLlama:
             raise ArgumentError(f"n_parallel is {n_parallel}, and the plan has {n_seq} sequences")
         kind = pooling_number(pooling)
         self.pooling = kind if kind >= 0 else pooling_of_file(self.llama.file) or POOLING["mean"]
-        engine = Engine(
-            self.llama.session,
-            max_running=n_parallel,
-            max_waiting=max_waiting,
-            prompt_part=PROMPT_PART if prompt_part is None else prompt_part,
-            n_keep=self.llama._ctx.engine.n_keep,
-        )
-        placement = self.llama._placement
-        engine.saw = None if placement is None else placement.saw
-        self.llama._context = Context(engine)
-        self.scheduler = Scheduler(
-            engine,
-            draft=self.llama._draft,
-            improve=None if placement is None else _weakly(self),
-        )
+
+        def scheduler_of(session: Session, placement: Placement | None) -> Scheduler:
+            engine = Engine(
+                session,
+                max_running=n_parallel,
+                max_waiting=max_waiting,
+                prompt_part=prompt_part,
+                n_keep=self.llama._ctx.engine.n_keep,
+            )
+            engine.saw = None if placement is None else placement.saw
+            improve = None if placement is None else partial(_improve, engine, placement)
+            return Scheduler(engine, draft=self.llama._draft, improve=improve)
+
+        self._loaders: list[Loader] = []  # of the replicas after the first
+        all_ = [scheduler_of(self.llama.session, self.llama._placement)]
+        try:
+            for share in shares[1:]:
+                session, loader = self.llama._open_beside(share)
+                self._loaders.append(loader)
+                all_.append(scheduler_of(session, None if loader.plan is None else FirstTokens(loader)))
+        except BaseException:
+            _close(all_, self.llama)
+            raise
+        self.llama._context = Context(all_[0].engine)
+        self.scheduler: Scheduler | Replicas = all_[0] if replicas == 1 else Replicas(all_)
         self._preparing = threading.Semaphore(2)
         self._grammars: Grammars | None = None
         if self.llama._tokenizer is not None:
-            self._grammars = Grammars(self.llama.tokenizer, most=n_parallel + max_waiting)
-        # A request has a thread, which does little: it waits for tokens and turns them into text. As many may
-        # wait for their grammars.
-        self._threads = ThreadPoolExecutor(2 * (n_parallel + max_waiting) + 4, thread_name_prefix=_THREADS)
+            self._grammars = Grammars(self.llama.tokenizer, most=replicas * (n_parallel + max_waiting))
+        # A request has a thread, which makes its prompt, and waits for tokens where it is no stream. As many
+        # may wait for their grammars.
+        self._threads = ThreadPoolExecutor(
+            2 * replicas * (n_parallel + max_waiting) + 4, thread_name_prefix=_THREADS
+        )
         self._requests: set[Served] = set()
         self._lock = threading.Lock()
         self._closed = False
         # Also where nobody calls close(): the scheduler's thread would keep the model for ever.
-        self._finalizer = weakref.finalize(
-            self, _free, self.scheduler, self._threads, self._grammars, self.llama
-        )
+        self._finalizer = weakref.finalize(self, _free, all_, self._threads, self._grammars, self.llama)
         self._finalizer.atexit = False
 
     @classmethod
@@ -288,6 +321,10 @@ class AsyncLlama:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         limit = checks.optional_whole("max_tokens", options.get("max_tokens"))
         limit = 0 if options.get("prompt_only") else None if limit is None or limit <= 0 else limit
+        has_maker = method is Served.create_chat_completion and self.llama.chat_handler is not None
+        reads: Reads = "ready" if stream else "whole"
+        if has_maker:  # a handler of the user's may wait for whatever it likes
+            reads = "each"
         calls = []
         for what in given:
             for i in range(n_made):
@@ -296,7 +333,8 @@ class AsyncLlama:
                     own.pop("prompt_logprobs", None)
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
-                calls.append((self._begin(limit=limit, deadline=deadline, is_first=not i), what, own))
+                request = self._begin(limit=limit, deadline=deadline, is_first=not i, reads=reads)
+                calls.append((request, what, own))
         requests = [request for request, _, _ in calls]
 
         def begin(request: Served, what: Any, own: dict[str, Any]) -> Any:
@@ -316,7 +354,8 @@ class AsyncLlama:
                 self._end(request)
             raise
         if stream:
-            return self._stream(requests, results)
+            made = [Pumped(iter(chunks)) for chunks in results] if has_maker else results
+            return self._stream(requests, made)
         if n_made > n:
             groups = [slice(i, i + n_made) for i in range(0, len(results), n_made)]
             echo = bool(options.get("echo"))
@@ -330,31 +369,12 @@ class AsyncLlama:
             "timings": timings(requests),
         }
 
-    def _stream(self, requests: list[Served], answers: list[Iterator[Chunk]]) -> AsyncStream:
+    def _stream(self, requests: list[Served], answers: list[Chunks]) -> AsyncStream:
         """The parts of all answers in one stream."""
-        parts = Parts(requests)  # not the stream, which ends its answers when nobody has it any more
-        names: dict[str, Any] = {}  # the first answer's id and time, for all
-
-        def run(i: int, request: Served, chunks: Iterator[Chunk]) -> None:
-            try:
-                for chunk in chunks:
-                    say_why(request, chunk)
-                    for name in ("id", "created"):
-                        chunk[name] = names.setdefault(name, chunk[name])
-                    for choice in chunk["choices"]:
-                        choice["index"] = i
-                        if choice["finish_reason"] is not None:
-                            chunk["timings"] = timings([request])
-                    if not parts.put(chunk, lambda: self._submit(run, i, request, chunks)):
-                        return
-                parts.put(None)
-            except BaseException as error:
-                parts.put(error)
-            self._end(request)
-
-        for i, (request, chunks) in enumerate(zip(requests, answers, strict=True)):
-            self._submit(run, i, request, chunks)
-        return AsyncStream(parts, lambda: usage(requests))
+        for chunks in answers:
+            if isinstance(chunks, Pumped):
+                self._submit(chunks.run)
+        return AsyncStream(Parts(requests, answers, self._end))
 
     # -- vectors and tokens
 
@@ -505,19 +525,22 @@ class AsyncLlama:
 
     # -- the object
 
+    @property
+    def plans(self) -> list[Plan | None]:
+        """Of each replica, as Llama.plan."""
+        return [self.llama.plan, *(loader.plan for loader in self._loaders)]
+
     def stats(self) -> SchedulerStats:
         """What is under way, and counts since the object was made."""
         return self.scheduler.stats()
 
-    def _improve(self, is_idle: bool) -> Callable[[], object] | None:
-        """Neurons that fire often come to the device: what opens the session that has them there."""
-        engine, placement = self.scheduler.engine, self.llama._placement
-        assert placement is not None
-        plan = placement.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
-        return None if plan is None else lambda: placement.move(engine, plan)
-
     def _begin(
-        self, *, limit: int | None = None, deadline: float | None = None, is_first: bool = True
+        self,
+        *,
+        limit: int | None = None,
+        deadline: float | None = None,
+        is_first: bool = True,
+        reads: Reads = "each",
     ) -> Served:
         with self._lock:
             if self._closed:
@@ -530,6 +553,7 @@ class AsyncLlama:
                 preparing=self._preparing,
                 deadline=deadline,
                 is_first=is_first,
+                reads=reads,
             )
             self._requests.add(request)
             return request
@@ -581,26 +605,35 @@ class AsyncLlama:
         return f"AsyncLlama({self.llama!r}, n_parallel={self.n_parallel})"
 
 
-def _free(scheduler: Scheduler, threads: ThreadPoolExecutor, grammars: Grammars | None, llama: Llama) -> None:
+def _close(all_: Sequence[Scheduler], llama: Llama) -> None:
+    """Ends schedulers of a Llama's model, and frees it."""
+    for scheduler in all_:
+        scheduler.begin_close()
+    for scheduler in all_:
+        scheduler.close()
+    for scheduler in all_[1:]:  # the first one's is the Llama's
+        scheduler.engine.session.close()
+    llama.close()
+
+
+def _free(
+    all_: Sequence[Scheduler], threads: ThreadPoolExecutor, grammars: Grammars | None, llama: Llama
+) -> None:
     """What an AsyncLlama has. May be called in any thread."""
-    scheduler.close()
+    for scheduler in all_:
+        scheduler.close()
     if grammars is not None:
         grammars.close()
     # Those that wait for a thread as well: somebody waits for them. In one of them nobody does.
     is_own = threading.current_thread().name.startswith(_THREADS)
     threads.shutdown(wait=not is_own)
-    llama.close()
+    _close(all_, llama)
 
 
-def _weakly(llm: AsyncLlama) -> Callable[[bool], Callable[[], object] | None]:
-    """Its _improve(), which does not keep it."""
-    improve = weakref.WeakMethod(llm._improve)
-
-    def call(is_idle: bool) -> Callable[[], object] | None:
-        method = improve()
-        return None if method is None else method(is_idle)
-
-    return call
+def _improve(engine: Engine, placement: Placement, is_idle: bool) -> Callable[[], object] | None:
+    """Neurons that fire often come to the device: what opens the session that has them there."""
+    plan = placement.better_plan(engine.session, patience=1 if is_idle else _PATIENCE)
+    return None if plan is None else lambda: placement.move(engine, plan)
 
 
 def _trained_ctx(model_path: str | os.PathLike[str]) -> int:

@@ -28,7 +28,7 @@ from ._engine import checks
 from ._engine.arrays import Ids, Logits, as_int32
 from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
-from ._engine.devices import Budget, Names, choose_for_layers
+from ._engine.devices import Budget, Devices, Names, choose_for_layers
 from ._engine.draft_model import DraftModel, check_n_draft
 from ._engine.drafting import Drafter
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
@@ -393,6 +393,16 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     def _open(self) -> None:
         if self._closed:
             raise ClosedError(f"this Llama ({self.model_path}) is closed")
+
+    def _open_beside(self, devices: Devices | None) -> tuple[Session, Loader]:
+        """Another session of the same model and options, on other devices, and what has its plan."""
+        assert self._loader is not None
+        loader = self._loader.beside(devices)
+        with loading_bar(self.verbose, "bringing weights to the GPU") as bar:
+            session = loader.open(bar)
+        if self._arguments["threshold"] is not None:
+            session.set_threshold(self._arguments["threshold"])
+        return session, loader
 
     @property
     def _ctx(self) -> Context:

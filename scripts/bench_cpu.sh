@@ -66,7 +66,7 @@ peers() {
     measure "$file" "$python" "$scripts/bench_peers.py" "$@" --json
 }
 # The sets that this machine has, best first.
-sets() { "$python" -c 'from powerinfer._engine.machine import has_isa; print(*filter(has_isa, ("amx", "avx512_bf16", "avx512", "avx2")))'; }
+sets() { "$python" -c 'from powerinfer._engine.machine import has_isa; print(*filter(has_isa, ("amx", "avx512_bf16", "avx512", "avx2_vnni", "avx2")))'; }
 
 for part in $parts; do
     rm -f "$out/$part.jsonl" "$out/$part.txt"

@@ -16,7 +16,8 @@
  *     joined   the same, a neuron's three rows stored side by side
  *     exact    te_op_ffn over all neurons, of which 10 % fire
  *
- * and, of one thread alone, what the arithmetic takes without the memory: dot and axpy over rows in the first cache. */
+ * and, of one thread alone, what the arithmetic takes without the memory: dot and axpy over rows in the first cache; and
+ * dot products of 1 to 32 tokens with rows from memory, in billions of products a second. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,32 @@ static double cached(const bench *b, bool transposed) {
     return best;
 }
 
+/* Billions of products a second of one thread: n_tok tokens times all rows. */
+static double few(const bench *b, int32_t n_tok) {
+    const te_row_kernels *k = &b->k->row[b->type];
+    const size_t act = (k->act_bytes(COLS) + 63) / 64 * 64, n_out = (size_t)N_FF * (size_t)n_tok;
+    char *acts = te_os_alloc(act * (size_t)n_tok);
+    float *y = te_os_alloc(n_out * sizeof(float));
+    const te_rows all = {NULL, 0, N_FF};
+    const te_ahead none = {0};
+    if (!acts || !y) exit(1);
+    for (int32_t t = 0; t < n_tok; t++) k->act_pack(b->x, COLS, acts + act * (size_t)t);
+    double best = 0;
+    for (int32_t i = 0; i < b->n_layers; i++) {
+        const te_mat m = matrix(b, 3 * i);
+        const int64_t start = te_os_now_ns();
+        if (n_tok == 1)
+            k->dot(&m, all, none, acts, y);
+        else
+            k->dot_batch(&m, all, none, (te_tokens){NULL, n_tok}, acts, act, y, N_FF);
+        const double r = (double)n_out * COLS / (double)(te_os_now_ns() - start);
+        if (r > best) best = r;
+    }
+    te_os_free(acts, act * (size_t)n_tok);
+    te_os_free(y, n_out * sizeof(float));
+    return best;
+}
+
 static uint64_t random_bits(void) {
     static uint64_t s = 88172645463325252u;
     s ^= s << 13;
@@ -257,7 +284,9 @@ static void run(const te_kernels *k, te_pool *pool, int32_t type) {
            median(ceiling, TRIES * N_TASKS));
     for (int i = 0; i < N_TASKS; i++)
         printf(" | %s %.1f (%.0f %%)", tasks[i].name, median(found[i], TRIES), median(share[i], TRIES));
-    printf(" | in cache: dot %.1f, axpy %.1f\n", cached(&b, false), cached(&b, true));
+    printf(" | in cache: dot %.1f, axpy %.1f | tokens:", cached(&b, false), cached(&b, true));
+    for (int32_t n_tok = 1; n_tok <= 32; n_tok *= 2) printf(" %d %.0f", n_tok, few(&b, n_tok));
+    printf("\n");
     fflush(stdout);
     te_workspace_free(b.ws);
     te_os_free(b.w, b.n_bytes);

@@ -8,10 +8,13 @@ completion after the other. Any server of OpenAI's /v1/completions will do. Its 
 plain sockets, so that it costs little beside the server, with which it shares the machine.
 
 A time between tokens is one between two parts that were read with text in them. Several tokens may come in
-one part; tokens/s count those that the server's usage tells, of answers that end in the time, whenever
-they began.
+one part; tokens/s count those that the server's usage tells, of each answer the share whose text came in the
+time that is measured.
 
---hostile adds clients that are not measured, --rude of each kind (8): idle (a connection without a request),
+With many tokens a second one process of clients is not enough: --processes shares them out.
+
+--hostile adds clients that are not measured, --rude of each kind (8): long (prompts of --long tokens, one
+after the other), idle (a connection without a request),
 unread (a stream that nobody reads), dear (a grammar that takes long to compile), cancelled (a stream that is
 left after its first part).
 """
@@ -31,7 +34,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,10 +62,18 @@ class Seen:
 
     first_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
-    n_tokens: int = 0
+    n_tokens: float = 0
     n_answers: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+
+    def add(self, other: Seen) -> None:
+        self.first_s += other.first_s
+        self.between_s += other.between_s
+        self.n_tokens += other.n_tokens
+        self.n_answers += other.n_answers
+        self.statuses += other.statuses
+        self.wrong += other.wrong
 
 
 class Connection:
@@ -156,7 +168,7 @@ class Client:
         return body | {"model": self._args.name, "stream_options": {"include_usage": True}}
 
     async def run(self, since: float, until: float) -> None:
-        """Answers count that end between these times, whenever they began: a server is never seen empty."""
+        """What comes between these times counts, whenever its answer began: a server is never seen empty."""
         while time.perf_counter() < until:
             await self._noted(since, until)
 
@@ -179,7 +191,7 @@ class Client:
                 raise WrongError(f"{status}: {said[:200]!r}")
             await asyncio.sleep(min(float(headers["retry-after"]), 1))  # KeyError: it must be there
             return
-        last, n_tokens, between, first, end = begin, None, [], None, ""
+        last, n_tokens, n_all, n_counted, end = begin, None, 0, 0, ""
         async for data in events(parts):
             end = data
             if data == "[DONE]":
@@ -189,20 +201,17 @@ class Client:
                 raise WrongError(data[:200])
             if chunk.get("usage"):
                 n_tokens = int(chunk["usage"]["completion_tokens"])
-            if chunk["choices"] and chunk["choices"][0]["text"]:
+            if chunk["choices"] and (text := chunk["choices"][0]["text"]):
                 now = time.perf_counter()
-                if first is None:
-                    first = now - begin
-                else:
-                    between.append(now - last)
+                if since <= now <= until:
+                    (seen.between_s if n_all else seen.first_s).append(now - last)
+                    n_counted += len(text)
+                n_all += len(text)
                 last = now
         if end != "[DONE]" or n_tokens is None:
             raise WrongError(f"a stream ended with {end[:200]!r} and usage {n_tokens}")
-        if since <= time.perf_counter() <= until:
-            seen.n_answers += 1
-            seen.n_tokens += n_tokens
-            seen.between_s += between
-            seen.first_s += [] if first is None else [first]
+        seen.n_answers += since <= time.perf_counter() <= until
+        seen.n_tokens += n_tokens * n_counted / max(n_all, 1)
 
     def close(self) -> None:
         self._connection.close()
@@ -212,7 +221,20 @@ class Client:
 
 
 def _asks(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    return {"model": args.name, "prompt": "once", "max_tokens": 400, "stream": True, **more}
+    return {"model": args.name, "prompt": "once", "max_tokens": 400, "stream": True} | more
+
+
+async def long(at: Address, args: argparse.Namespace) -> None:
+    connection = Connection(at)
+    try:
+        ids = [random.randint(5, 250) for _ in range(args.long)]
+        status, headers = await connection.post("/v1/completions", _asks(args, prompt=ids, max_tokens=4))
+        said = b"".join([part async for part in connection.body(headers)])
+        if status != 200:
+            print(f"a long prompt: {status} {said[:200]!r}", file=sys.stderr)
+            await asyncio.sleep(1)
+    finally:
+        connection.close()
 
 
 async def idle(at: Address, args: argparse.Namespace) -> None:
@@ -254,6 +276,7 @@ async def cancelled(at: Address, args: argparse.Namespace) -> None:
 
 
 HOSTILE: dict[str, Callable[[Address, argparse.Namespace], Awaitable[None]]] = {
+    "long": long,
     "idle": idle,
     "unread": unread,
     "dear": dear,
@@ -279,29 +302,47 @@ def share(times: list[float], percent: int) -> float | None:
     return 1000 * times[min(len(times) - 1, len(times) * percent // 100)] if times else None
 
 
-async def measure(at: Address, n: int, args: argparse.Namespace) -> dict[str, Any]:
+async def watch(
+    at: Address, seeds: Sequence[int], args: argparse.Namespace, since: float, until: float
+) -> Seen:
+    """What a client for each of the seeds sees."""
+    seen = Seen()
+    clients = [Client(at, args, seed, seen) for seed in seeds]
+    tasks = [asyncio.ensure_future(client.run(since, until)) for client in clients]
+    await asyncio.wait(tasks, timeout=until - time.perf_counter() + args.patience)
+    stuck = sum(not task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    seen.wrong += [repr(error) for error in ended if isinstance(error, Exception)]
+    for client in clients:
+        client.close()
+    if stuck:
+        seen.wrong.append(f"{stuck} answers did not end in {args.patience} s more")
+    return seen
+
+
+def watch_apart(at: Address, seeds: Sequence[int], args: argparse.Namespace, *times: float) -> Seen:
+    """The same in a process of its own: their clock is one."""
+    return asyncio.run(watch(at, seeds, args, *times))
+
+
+async def measure(at: Address, n: int, args: argparse.Namespace, pool: Executor) -> dict[str, Any]:
     met: Counter[str] = Counter()
     rude = [
         asyncio.ensure_future(again(kind, at, args, met)) for kind in args.hostile for _ in range(args.rude)
     ]
+    loop, seen = asyncio.get_running_loop(), Seen()
     try:
         if rude:
             await asyncio.sleep(0.5)
-        seen = Seen()
-        clients = [Client(at, args, i, seen) for i in range(n)]
         since = time.perf_counter() + args.warm
-        until = since + args.seconds
-        tasks = [asyncio.ensure_future(client.run(since, until)) for client in clients]
-        await asyncio.wait(tasks, timeout=args.warm + args.seconds + args.patience)
-        stuck = sum(not task.done() for task in tasks)
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        seen.wrong += [repr(error) for error in ended if isinstance(error, Exception)]
-        for client in clients:
-            client.close()
-        if stuck:
-            seen.wrong.append(f"{stuck} answers did not end in {args.patience} s more")
+        times = since, since + args.seconds
+        shares = [range(i, n, args.processes) for i in range(args.processes)]
+        for part in await asyncio.gather(
+            *(loop.run_in_executor(pool, watch_apart, at, share, args, *times) for share in shares if share)
+        ):
+            seen.add(part)
     finally:
         for each in rude:
             each.cancel()
@@ -382,6 +423,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--hostile", default="", help=f"kinds with commas between: {','.join(HOSTILE)}")
     parser.add_argument("--rude", type=int, default=8, help="clients of each of these kinds")
+    parser.add_argument("--long", type=int, default=8000, help="tokens of a long prompt")
+    parser.add_argument("--processes", type=int, default=1, help="of clients")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.hostile = [kind for kind in args.hostile.split(",") if kind]
@@ -390,8 +433,9 @@ def main() -> int:
     args.name = args.name or args.model
 
     on = machine()
-    with server(args) as at:
-        rows = [asyncio.run(measure(at, n, args)) for n in args.clients]
+    with server(args) as at, ProcessPoolExecutor(args.processes) as pool:
+        list(pool.map(abs, range(args.processes)))  # they begin now
+        rows = [asyncio.run(measure(at, n, args, pool)) for n in args.clients]
     wrong = [said for row in rows for said in row["wrong"]]
     if args.json:
         how = {key: value for key, value in vars(args).items() if key != "json"}

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import golden_checkpoints
-import make_goldens
+import golden_models
 
 from tests import models
 from tests.convert import published
@@ -32,7 +32,7 @@ def main() -> int:
     for name in published.NAMES:
         if name in published.SPECS:
             spec = models.SPECS[name]
-            model = make_goldens.build(spec, models.draw(spec))
+            model = golden_models.build(spec, models.draw(spec))
         else:
             model = golden_checkpoints.build(name)[0]
         with TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from transformers.modeling_layers import MtpModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from make_goldens import build
+from golden_models import build
 
 from tests import models, next_head
 

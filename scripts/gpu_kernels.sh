@@ -21,7 +21,9 @@ sanitize) # racecheck of ffn and fused takes many minutes (RACECHECK="ffn attent
     for part in linear ffn fused attention embed graph; do
         compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4
     done
-    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_kernels_check" experts ${EXPERTS:-Q4_0 F16} | tail -n 4 # all formats take minutes
+    for part in routes choices experts kept merge fetches; do # all formats take minutes
+        compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" ${EXPERTS:-Q4_0 F16} | tail -n 4
+    done
     compute-sanitizer --tool memcheck --error-exitcode 9 "$build/gpu_prefill_check" | tail -n 7
     for part in ${RACECHECK:-attention embed graph}; do
         compute-sanitizer --tool racecheck --error-exitcode 9 "$build/gpu_kernels_check" "$part" | tail -n 4

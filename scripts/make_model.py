@@ -21,7 +21,8 @@ follow a power law with the mean that was asked for; counts are what this law ma
 Bamboo's second ReLU lets everything through. The end token is never likely, so answers end only where they
 are cut off.
 
-What is planted in mixtures of experts is described in make_mixture.py.
+What is planted in mixtures of experts is described in make_mixture.py. Shapes of make_dense.py (Gemma 3,
+Phi-4, Qwen3.5) have nothing planted.
 
 All layers share their matrices, which are made and quantised once, so a file is written about as fast as the
 disk takes it, yet every layer's bytes are its own.
@@ -36,6 +37,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import make_dense
 import make_mixture
 import numpy as np
 from numpy.typing import NDArray
@@ -336,7 +338,7 @@ def write(
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = [*SHAPES, *make_mixture.SHAPES]
+    names = [*SHAPES, *make_dense.SHAPES, *make_mixture.SHAPES]
     p.add_argument("shape", choices=names, metavar="SHAPE", help=", ".join(names))
     p.add_argument("-o", "--out", type=Path, required=True, help="the file (both: the name of the plain one)")
     p.add_argument("--format", default="gguf", choices=["gguf", "powerinfer", "both"], help="default gguf")
@@ -392,7 +394,12 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=1, metavar="N")
     a = p.parse_args()
     try:
-        paths = _write_mixture(p, a) if a.shape in make_mixture.SHAPES else _write_dense(p, a)
+        if a.shape in make_mixture.SHAPES:
+            paths = _write_mixture(p, a)
+        elif a.shape in make_dense.SHAPES:
+            paths = _write_plain(p, a)
+        else:
+            paths = _write_dense(p, a)
     except PowerInferError as error:
         print(f"make_model.py: {error}", file=sys.stderr)
         return 1
@@ -451,6 +458,15 @@ def _paths(a: argparse.Namespace) -> dict[str, Path]:
     if a.format == "both":
         return {"gguf": a.out, "powerinfer": a.out.with_suffix(".powerinfer" + a.out.suffix)}
     return {a.format: a.out}
+
+
+def _write_plain(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:
+    s = make_dense.SHAPES[a.shape]
+    s = replace(s, n_layer=_n_layer(p, a, s.n_layer))
+    if a.format != "gguf":
+        p.error(f"--format {a.format}: {a.shape} has no predictor")
+    make_dense.write(a.out, s, a.shape, a.type, pure=a.pure, seed=a.seed)
+    return [a.out]
 
 
 def _write_dense(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:

@@ -82,7 +82,7 @@ MODELS = {
     "phi2": "Phi-1.5, Phi-2",
     "gpt2": "GPT-2",
     "bitnet": "BitNet b1.58",
-    "deepseek2": "DeepSeek V2, V3, R1, Kimi K2",
+    "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM 4.7 Flash",
     "dots1": "dots.llm1",
     "ernie4_5-moe": "ERNIE 4.5 21B-A3B",
     "granitemoe": "Granite 3 mixtures",
@@ -97,8 +97,8 @@ What works of each architecture (`general.architecture` of a GGUF file). `script
 page of what the engine says of a small random model of each variant; of these, tests compare the logits with
 transformers' (of smallthinker and bamboo with a reference of ours). Published weights were not all run.
 
-- **GPU**: *yes* is attention, recurrent blocks and feed-forwards or experts, beside the CPU's share; models
-  with *no* are the CPU's alone.
+- **GPU**: *yes* is attention, recurrent blocks and feed-forwards or experts, beside the CPU's share; of
+  models with *feed-forward* the CPU has the rest, those with *no* are the CPU's alone.
 - **Zeros**: the activation as published leaves neurons silent, whose weights are not read. *if trained* is
   for checkpoints that were trained further with ReLU, which say so by `powerinfer.hidden_act`.
 - **LoRA**: which matrices adapters may change; others are refused by name.
@@ -143,8 +143,8 @@ def on_gpu(model: Model) -> str:
         plan = engine.compute(model, settings, SLOW_CPU)
     except UnsupportedError:
         return "no"
-    assert plan.bytes.kv
-    return "yes"
+    assert plan.bytes.attention
+    return "yes" if plan.bytes.kv else "feed-forward"
 
 
 def adapted(model: Model) -> str:

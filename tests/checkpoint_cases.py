@@ -86,6 +86,18 @@ def _experts(case: Case, name: str, value: Array) -> dict[str, Array]:
     return {name: value.astype(np.float32)} if is_router else {}
 
 
+def _latent(case: Case, name: str, value: Array) -> dict[str, Array]:
+    """What brings queries to the latent, turned, and what brings the latent to values; experts."""
+    if "kv_b_proj" not in name:
+        return _experts(case, name, value)
+    n_key = case.value("qk_nope_head_dim")
+    each = value.reshape(case.value("num_attention_heads"), -1, case.value("kv_lora_rank"))
+    return {
+        name.replace("kv_b", "k_b"): np.ascontiguousarray(each[:, :n_key].swapaxes(1, 2)),
+        name.replace("kv_b", "v_b"): np.ascontiguousarray(each[:, n_key:]),
+    }
+
+
 def _gemma4(case: Case, name: str, value: Array) -> dict[str, Array]:
     """Matrices of experts stay fused; two vectors are named after what they scale."""
     for word, known in (
@@ -325,6 +337,45 @@ CASES: dict[str, Case] = {
             "expert_weights_norm": True,
         },
         change=_experts,
+    ),
+    "glm4_moe_lite": Case(
+        "deepseek2",
+        "DEEPSEEK2",
+        "Glm4MoeLite",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 24,
+            "moe_intermediate_size": 48,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.8,
+        },
+        MIXTURE
+        | {
+            "attention.head_count_kv": 1,
+            "attention.q_lora_rank": 32,
+            "attention.kv_lora_rank": 32,
+            "attention.key_length": 48,
+            "attention.value_length": 32,
+            "attention.key_length_mla": 32,
+            "attention.value_length_mla": 24,
+            "rope.dimension_count": 16,
+            "expert_feed_forward_length": 48,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+        },
+        change=_latent,
     ),
     "ernie4_5-moe": Case(
         "ernie4_5-moe",

@@ -215,6 +215,10 @@ def olmo2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     return np.asarray(rms_norm(x, model["output_norm.weight"], eps))
 
 
+LATENT_EPS = 1e-6
+"""Transformers' DeepseekV2RMSNorm and DeepseekV3RMSNorm of latents are given none."""
+
+
 def deepseek2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Array:
     """Latent attention as it was trained: keys and values of all heads are made of a position's latent.
     YaRN is in the scale of the scores."""
@@ -235,11 +239,11 @@ def deepseek2(model: Model, tokens: Array, how: Ffn, trace: Trace | None) -> Arr
         if model.get(p + "attn_q_a.weight") is None:
             q = heads(a @ model[p + "attn_q.weight"].T, n_head)
         else:
-            low = rms_norm(a @ model[p + "attn_q_a.weight"].T, model[p + "attn_q_a_norm.weight"], eps)
+            low = rms_norm(a @ model[p + "attn_q_a.weight"].T, model[p + "attn_q_a_norm.weight"], LATENT_EPS)
             q = heads(low @ model[p + "attn_q_b.weight"].T, n_head)
         n_nope = q.shape[2] - n_rot
         latent, k_rot = np.split(a @ model[p + "attn_kv_a_mqa.weight"].T, [rank], axis=1)
-        latent = rms_norm(latent, model[p + "attn_kv_a_norm.weight"], eps)
+        latent = rms_norm(latent, model[p + "attn_kv_a_norm.weight"], LATENT_EPS)
         both = model.get(p + "attn_kv_b.weight")
         if both is None:
             k = np.einsum("tc,hcn->thn", latent, model[p + "attn_k_b.weight"])

@@ -167,11 +167,16 @@ static void scale_rows(pi_session *s, te_team *team, float by, int32_t from) {
     te_barrier(team);
 }
 
-void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n) {
+void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t first, int32_t end, int32_t from) {
     const pi_layer *layer = &s->model->layer[l];
-    if (!pi_attention_of(layer)) pi_attention_next(team, l);
-    for (int32_t i = 0; i < n; i++) {
-        pi_block_run r = {s, team, layer, &layer->block[i], l, 0, 0, NULL};
+    const int32_t tail = layer->n_blocks - layer->n_tail;
+    if (!first && !pi_attention_of(layer)) pi_attention_next(team, l);
+    for (int32_t i = 0; !first && i < layer->n_blocks; i++) {
+        pi_block_run r = {s, team, layer, &layer->block[i], l, from, 0, NULL};
+        if ((i < end || i >= tail) && r.block->kind->begin) r.block->kind->begin(&r);
+    }
+    for (int32_t i = first; i < end; i++) {
+        pi_block_run r = {s, team, layer, &layer->block[i], l, from, 0, NULL};
         prepare(&r);
         te_barrier(team);
         run(&r);

@@ -12,8 +12,9 @@ void pi_step_embed(pi_session *s, te_team *team);
 int32_t pi_first_wanted(const pi_session *s, int32_t l);
 /* Bytes that a layer's blocks in front of its feed-forward read for the chunk: weights, K and V, states. */
 int64_t pi_bytes_before_ffn(const pi_session *s, int32_t l, int32_t from);
-/* The first n blocks of a layer, whose others are computed elsewhere, for all tokens of the chunk. */
-void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t n);
+/* Blocks first to end - 1 of a layer, others of which are computed elsewhere, for the chunk's tokens from `from` on. With the
+ * first block those begin that are at the layer's end, too. */
+void pi_step_blocks(pi_session *s, te_team *team, int32_t l, int32_t first, int32_t end, int32_t from);
 void pi_step_layer(pi_session *s, te_team *team, int32_t l);
 /* Final hidden states of all the chunk's tokens, where the session keeps them; ends without a barrier. */
 void pi_step_hidden(const pi_session *s, const te_team *team);

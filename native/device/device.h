@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 14, PI_FETCHES = 32 };
+enum { PI_DEVICE_VERSION = 17, PI_FETCHES = 32 };
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -113,6 +113,7 @@ typedef struct pi_device_ops {
     void (*gate)(pi_device *dev, const te_gate_args *a);
     void (*marks)(pi_device *dev, const te_marks_args *a);
     void (*ffn)(pi_device *dev, const te_ffn_args *a);
+    void (*cut)(pi_device *dev, const te_cut_args *a);
     void (*route)(pi_device *dev, const te_route_args *a);
     void (*experts)(pi_device *dev, const te_experts_args *a);
     void (*merge)(pi_device *dev, const te_merge_args *a);

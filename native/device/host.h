@@ -104,6 +104,7 @@ void pi_host_attention(pi_device *dev, const te_attention_args *a);
 void pi_host_latent(pi_device *dev, const te_latent_args *a);       /* host_latent.c */
 void pi_host_recurrent(pi_device *dev, const te_recurrent_args *a); /* host_recurrent.c */
 void pi_host_gate(pi_device *dev, const te_gate_args *a);
+void pi_host_cut(pi_device *dev, const te_cut_args *a);
 void pi_host_marks(pi_device *dev, const te_marks_args *a);
 void pi_host_ffn(pi_device *dev, const te_ffn_args *a);
 void pi_host_merge(pi_device *dev, const te_merge_args *a);

@@ -112,19 +112,21 @@ static te_mat at_place(const te_mat *all, int32_t place, int32_t n) {
     return m;
 }
 
-/* y += weight * what the expert at a place gives for x; hidden: gate's and up's products, out [n_embd]. */
+/* y += weight * what the expert at a place gives for x; hidden: up's and gate's products, out [n_embd]. */
 static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place, int32_t e, const float *x,
                       float weight, float *hidden, float *out, float *y) {
-    const int32_t n_embd = a->gate.cols;
+    const int32_t n_embd = a->up.cols;
     const size_t n_ff = (size_t)a->n_ff;
     const float *down_b = a->down_b ? a->down_b + (size_t)n_embd * (size_t)e : NULL;
     const te_mat gate = at_place(&a->gate, place, a->n_ff), up = at_place(&a->up, place, a->n_ff),
                  down = at_place(&a->down, place, n_embd), down_t = at_place(&a->down_t, place, a->n_ff);
+    float *const gates = gate.w ? hidden + n_ff : NULL;
     const te_linear in[2] = {
-        {.w = gate, .bias = a->gate_b ? a->gate_b + n_ff * (size_t)e : NULL, .y = hidden, .ldy = n_ff},
-        {.w = up, .bias = a->up_b ? a->up_b + n_ff * (size_t)e : NULL, .y = hidden + n_ff, .ldy = n_ff}};
-    te_op_linear(d->team, d->ws, in, 2, x, (size_t)n_embd, 1);
-    d->kernels->glu((te_activation)a->act, a->threshold, hidden, hidden + n_ff, a->n_ff, hidden);
+        {.w = up, .bias = a->up_b ? a->up_b + n_ff * (size_t)e : NULL, .y = hidden, .ldy = n_ff},
+        {.w = gate, .bias = a->gate_b ? a->gate_b + n_ff * (size_t)e : NULL, .y = gates, .ldy = n_ff}};
+    for (int32_t c = 0; c < n_embd; c++) out[c] = (a->on_input ? weight : 1) * x[c];
+    te_op_linear(d->team, d->ws, in, gates ? 2 : 1, out, (size_t)n_embd, 1);
+    d->kernels->glu((te_activation)a->act, a->threshold, gates, hidden, a->n_ff, hidden);
     for (size_t i = 0; a->counts && i < n_ff; i++) a->counts[2] += hidden[i] != 0;
     if (a->counts) a->counts[0] += (uint32_t)a->n_ff, a->counts[1] += (uint32_t)a->n_ff;
     const te_linear back = {.w = down, .bias = down_b, .y = out, .ldy = (size_t)n_embd};
@@ -132,7 +134,7 @@ static void run_route(pi_host_device *d, const te_experts_args *a, int32_t place
         te_op_linear_t(d->team, d->ws, &down_t, hidden, n_ff, 1, down_b, out, (size_t)n_embd, false, TE_BY_ROWS);
     else
         te_op_linear(d->team, d->ws, &back, 1, hidden, n_ff, 1);
-    for (int32_t c = 0; c < n_embd; c++) y[c] += weight * out[c];
+    for (int32_t c = 0; c < n_embd; c++) y[c] += (a->on_input ? 1 : weight) * out[c];
 }
 
 void pi_host_experts(pi_device *dev, const te_experts_args *a) {
@@ -140,9 +142,10 @@ void pi_host_experts(pi_device *dev, const te_experts_args *a) {
     if (a->choice) pi_host_route(dev, a->choice);
     if (!pi_host_begin_op(dev, OP_EXPERTS, a->n_tok)) return;
     pi_host_mix(d, a->gate.w);
+    pi_host_mix(d, a->up.w);
     pi_host_mix(d, a->place);
     pi_host_mix(d, a->y);
-    const int32_t n_embd = a->gate.cols, widest = n_embd > a->n_ff ? n_embd : a->n_ff;
+    const int32_t n_embd = a->up.cols, widest = n_embd > a->n_ff ? n_embd : a->n_ff;
     float *hidden = pi_host_scratch(d, 2 * (size_t)a->n_ff + 2 * (size_t)n_embd);
     if (!hidden || !pi_host_reserve_work(d, 1, widest, widest)) return;
     for (int32_t t = 0; t < a->n_tok; t++) {
@@ -162,4 +165,5 @@ void pi_host_experts(pi_device *dev, const te_experts_args *a) {
             run_route(d, a, place, e, x, a->weight[i], hidden, out, y);
         }
     }
+    if (a->merge) pi_host_merge(dev, a->merge);
 }

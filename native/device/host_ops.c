@@ -151,11 +151,24 @@ static void settle_head(const pi_host_device *d, const te_attention_args *a, int
     if (norm && a->norm_last) d->kernels->rms_norm(head, norm, a->norm_eps, a->n_embd_head, head);
 }
 
+/* What a query is multiplied by. */
+static float warmth(const te_attention_args *a, int32_t pos) {
+    if (a->temp_scale == 0) return 1;
+    return 1 + a->temp_scale * logf(1 + floorf((float)(pos + a->temp_first) / (float)a->temp_length));
+}
+
+/* The first position that a token sees. */
+static int32_t first_seen(const te_attention_args *a, int32_t pos) {
+    if (a->chunked) return pos / a->window * a->window;
+    return a->window && pos >= a->window ? pos + 1 - a->window : 0;
+}
+
 static void attend(const pi_host_device *d, const te_attention_args *a, int32_t t, int32_t h, float *score, float *row,
                    float *q) {
     const int32_t n = a->n_embd_head, kvh = h / (a->n_head / a->n_head_kv), n_pos = a->pos[t] + 1,
-                  first = a->window && n_pos > a->window ? n_pos - a->window : 0;
+                  first = first_seen(a, a->pos[t]);
     settle_head(d, a, t, a->q_norm, a->q + a->ldq * (size_t)t + (ptrdiff_t)h * n, q);
+    for (int32_t i = 0; i < n; i++) q[i] *= warmth(a, a->pos[t]);
     float *out = a->out + a->ld_out * (size_t)t + (ptrdiff_t)h * n;
     for (int32_t p = first; p < n_pos; p++) {
         d->kernels->row[a->type_k].to_f32(kv_row(a, a->k_pool, a->type_k, t, kvh, p), 0, n, row);
@@ -177,6 +190,7 @@ static void attend(const pi_host_device *d, const te_attention_args *a, int32_t 
 
 void pi_host_attention(pi_device *dev, const te_attention_args *a) {
     pi_host_device *d = pi_host(dev);
+    if (a->beside) pi_host_linear(dev, a->beside);
     if (!pi_host_begin_op(dev, 3, a->n_tok)) return;
     pi_host_mix(d, a->k_pool);
     pi_host_mix(d, a->q);
@@ -359,6 +373,27 @@ void pi_host_ffn(pi_device *dev, const te_ffn_args *a) {
         run_zero_copy_ffn(d, a);
     else
         run_ffn(d, a);
+}
+
+void pi_host_cut(pi_device *dev, const te_cut_args *a) {
+    pi_host_device *d = pi_host(dev);
+    if (!pi_host_begin_op(dev, 15, a->n_tok)) return;
+    pi_host_mix(d, a->gate);
+    pi_host_mix(d, a->up);
+    for (int32_t t = 0; t < a->n_tok; t++) {
+        float *g = a->gate + a->ld * (size_t)t;
+        double mean = 0, squares = 0;
+        for (int32_t j = 0; j < a->n; j++) mean += (double)g[j] / a->n;
+        for (int32_t j = 0; j < a->n; j++) squares += ((double)g[j] - mean) * ((double)g[j] - mean);
+        const float least = (float)(mean + sqrt(squares / a->n) * (double)a->cut);
+        for (int32_t j = 0; j < a->n; j++) g[j] = g[j] > least ? g[j] - least : 0;
+        d->kernels->glu((te_activation)a->act, a->threshold, g, a->up + a->ld * (size_t)t, a->n, g);
+        for (int32_t j = 0; j < a->n; j++) {
+            if (a->fired) a->fired[j] += g[j] != 0;
+            if (a->counts) a->counts[2] += g[j] != 0;
+        }
+        if (a->counts) a->counts[0] += (uint32_t)a->n, a->counts[1] += (uint32_t)a->n;
+    }
 }
 
 void pi_host_merge(pi_device *dev, const te_merge_args *a) {

@@ -47,8 +47,9 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         tiled = n_tok > few ? (n_tok + 15) / 16 * 16 : n_tok, rank = s->adapter_rank, hidden = hidden_values(s),
                    widest = most(most(n_q, s->n_inner), s->n_embd), routes = n_tok * s->n_used,
                    values = route_values(s),
-                   /* as are few tokens' routes */
-        tiled_routes = n_tok > few ? least(n_tok, PI_MANY) * s->n_used * 256 + 8 * (s->n_ff_expert + 256) : 0;
+                   /* as are few tokens' routes, or these have hidden values of floats */
+        tiled_routes = n_tok > few ? least(n_tok, PI_MANY) * s->n_used * 256 + 8 * (s->n_ff_expert + 256) : 0,
+                   few_routes = n_tok > few ? least(n_tok, PI_MANY) * s->n_used * (s->n_ff_expert + 3) : 0;
     const uint64_t words[] = {
         /* of a feed-forward's adapters: a x, what is added to gate and up, parts of down's; a x in F16 */
         rank ? n_tok * rank + few * (2 * s->n_ff + 6 + rank * PI_PARTS) : 0,
@@ -56,15 +57,19 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         /* gate, up */
         most(most(hidden * (s->gated ? 2 : 1), few * s->n_ff), most(values, few * s->n_used * (s->n_ff_expert + 3))),
         /* their product and the inputs, in F16, with a scale for each route */
-        (most(hidden, values + 8 * routes + tiled_routes) + tiled * (widest + 512) + (tiled - n_tok) * s->n_ff) / 2 +
+        (most(hidden, most(values + 8 * routes + tiled_routes, 2 * few_routes)) + tiled * (widest + 512) +
+         (tiled - n_tok) * s->n_ff) /
+                2 +
             16 + (routes ? routes + 64 : 0),
-        routes ? 2 * routes + routes / 8 + 4 * s->n_expert + 4 : 0, /* order of routes */
+        n_tok > few ? least(tiled, PI_MANY) * (s->n_embd + 256) / 2 + 2 * PI_MANY + 1 : 0, /* few tokens' once more */
+        routes ? 3 * routes + routes / 8 + 4 * s->n_expert + 4 : 0,                        /* order of routes */
         s->n_expert ? PI_FETCH_BYTES / 4 : 0,
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
         (pi_parts(few, s->n_embd) + few * (s->n_used + (s->n_used > 0))) *
             s->n_embd, /* parts of a feed-forward's sum */
-        /* and of attention, of which more tokens, each of another sequence, have fewer parts each */
-        (n_tok > few ? 3 : 1) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,
+        /* and of attention, of which more tokens, each of another sequence, have fewer parts each; one token has up to
+         * twice PI_SPLITS in a long context */
+        (n_tok > few ? 3 : 2) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,
         /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
         few > 1 ? 12 * (most(widest, s->n_ff) + s->n_embd + 512) : 0,
     };

@@ -157,12 +157,15 @@ static pi_status start(pi_hybrid *h, const moving *m) {
     pi_device *dev = h->device[d->device].dev;
     const te_mat *const there[PI_EXPERT_MATS] = {&d->gate, &d->up, w->down_t.w ? &d->down : &d->down_out};
     te_mat from[PI_EXPERT_MATS], to[PI_EXPERT_MATS];
+    int32_t n = 0;
     for (int32_t k = 0; k < PI_EXPERT_MATS; k++) {
         const te_mat *all = pi_expert_mat(w, k);
-        from[k] = pi_expert_rows(all, m->expert, all->n_rows / w->n_expert);
-        to[k] = pi_expert_rows(there[k], m->place, from[k].n_rows);
+        if (!all->w) continue;
+        from[n] = pi_expert_rows(all, m->expert, all->n_rows / w->n_expert);
+        to[n] = pi_expert_rows(there[k], m->place, from[n].n_rows);
+        n++;
     }
-    return dev->ops->fetch(dev, from, PI_EXPERT_MATS, to);
+    return dev->ops->fetch(dev, from, n, to);
 }
 
 void pi_cache_follow(pi_hybrid *h, int32_t n_tok, int64_t ns) {

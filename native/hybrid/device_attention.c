@@ -152,9 +152,14 @@ static void run(const pi_program_block *b) {
                                  .out = p->d->att,
                                  .ld_out = n_q,
                                  .window = shape->window,
+                                 .chunked = shape->chunked,
+                                 .temp_scale = shape->temp_scale,
+                                 .temp_first = shape->temp_first,
+                                 .temp_length = shape->temp_length,
                                  .grouped = p->h->grouped,
                                  .apart = p->h->apart,
-                                 .next_type = w->head_gate.w || p->n_before ? -1 : w->o.type};
+                                 .next_type = w->head_gate.w || p->n_before ? -1 : w->o.type,
+                                 .beside = b->beside->n_products ? b->beside : NULL};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);
     if (!p->n_tok) return;

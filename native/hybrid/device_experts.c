@@ -129,6 +129,13 @@ static void choose(const pi_program_block *b) {
 static void begin(const pi_program_block *b) {
     if (!b->block->experts.early) return;
     const te_linear_args a = router_of(b);
+    const pi_layer *layer = b->layer;
+    /* Attention reads nothing but q, k and v, so that there is time beside it. */
+    if (chooses_late(b) && b->p->n_tok == 1 && !layer->n_host &&
+        layer->block[0].kind->device == &pi_attention_on_device) {
+        *b->beside = a;
+        return;
+    }
     b->p->ops->linear(b->p->dev, &a);
     choose(b); /* a prompt's loads begin, and the CPU knows what it will compute */
 }
@@ -205,6 +212,7 @@ static te_experts_args experts_args(const pi_program_block *b) {
                              .weight = p->d->weight,
                              .act = i->activation,
                              .threshold = i->activation_threshold,
+                             .on_input = w->on_input,
                              .y = p->d->y,
                              .counts = p->in.counts + 3 * (ptrdiff_t)b->l};
 }
@@ -214,6 +222,7 @@ static char *stage_mat(const pi_program_block *b, const te_mat *all, int32_t c, 
                        te_mat *out) {
     const pi_program *p = b->p;
     const int32_t rows = all->n_rows / b->block->experts.n_expert;
+    if (!all->w) return at;
     *out = (te_mat){at, p->ops->stride(all->type, all->cols), all->type, all->cols, rows * n};
     const pi_device_load a = {.from = *all,
                               .ids = p->in.cold + (ptrdiff_t)b->l * p->h->s->model->info.n_expert + c,
@@ -273,6 +282,7 @@ static void run_shared(const pi_program_block *b, bool first) {
     a.n_expert = a.n_used = a.n_places = 1;
     a.n_ff = b->block->experts.n_ff_shared;
     a.gate_b = a.up_b = a.down_b = NULL;
+    a.on_input = false;
     a.gate = w->shared_gate;
     a.up = w->shared_up;
     a.down = w->shared_down;
@@ -316,6 +326,15 @@ static void run(const pi_program_block *b) {
     const pi_device_layer *w = b->w;
     const bool beside = w->shared_norm.kind != TE_NO_NORM, shared = w->shared_up.w && !beside, in_place = keeps(b),
                loads = !p->h->decode && w->n_cold;
+    te_merge_args sum = pi_program_to_x(p, beside ? w->own_post_norm : b->post_norm);
+    if (beside) sum.add = sum.y = p->d->shared_y;
+    sum.n_parts = w->n_hot || loads || shared || in_place;
+    sum.partial = sum.n_parts ? p->d->y : NULL;
+    sum.words = asks_cpu(b) ? p->d->answer : NULL;
+    sum.expected = asks_cpu(b) ? p->d->n_missing : NULL;
+    sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
+    /* Where nothing else is added. */
+    const bool at_once = w->n_hot && !in_place && !loads && !shared && !sum.words;
     if (beside) run_beside(b);
     if (in_place) run_kept(b);
     if (w->n_hot) {
@@ -332,19 +351,13 @@ static void run(const pi_program_block *b) {
         a.down = w->down_out;
         a.down_t = w->down;
         a.n_places = w->n_hot;
+        a.merge = at_once ? &sum : NULL;
         p->ops->experts(p->dev, &a);
     }
     if (loads) run_loaded(b, !w->n_hot);
     if (shared) run_shared(b, !w->n_hot && !loads && !in_place);
-    te_merge_args sum = pi_program_to_x(p, beside ? w->own_post_norm : b->post_norm);
-    if (beside) sum.add = sum.y = p->d->shared_y;
-    sum.n_parts = w->n_hot || loads || shared || in_place;
-    sum.partial = sum.n_parts ? p->d->y : NULL;
-    sum.words = asks_cpu(b) ? p->d->answer : NULL;
-    sum.expected = asks_cpu(b) ? p->d->n_missing : NULL;
-    sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
     pi_program_stamp(p, b->l, PI_MOMENT_HOT);
-    p->ops->merge(p->dev, &sum);
+    if (!at_once) p->ops->merge(p->dev, &sum);
     if (beside) add_both(b);
     pi_program_stamp(p, b->l, PI_MOMENT_MERGE);
 }

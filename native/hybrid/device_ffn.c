@@ -1,5 +1,6 @@
 /* device_ffn.c - a feed-forward on a device: its hot neurons, its predictor, and the exchange about the cold ones. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "../../vendor/core/te_types.h"
 #include "program.h"
@@ -47,12 +48,29 @@ static void send_predictor(pi_upload *u, const pi_ffn *f, pi_device_layer *d) {
     }
 }
 
+/* A down by neuron, of floats, by output. */
+static te_mat send_by_output(pi_upload *u, const te_mat *m) {
+    const size_t size = te_row_bytes(m->type, 1), rows = (size_t)m->n_rows, cols = (size_t)m->cols;
+    const te_mat turned = {NULL, rows * size, m->type, m->n_rows, m->cols};
+    te_mat from = turned, out = {0};
+    char *to = pi_upload_take(u, pi_mul(rows, cols * size));
+    for (size_t c = 0; to && c < cols; c++)
+        for (size_t r = 0; r < rows; r++)
+            memcpy(to + (c * rows + r) * size, (const char *)m->w + m->stride * r + c * size, size);
+    from.w = to;
+    if (to) out = pi_upload_mat(u, &from);
+    free(to);
+    return out;
+}
+
 static void send(pi_upload *u, const pi_layer *layer, const pi_block *b, pi_device_layer *d) {
     const pi_session *s = u->h->s;
     const pi_ffn *f = &b->ffn;
     d->gate = pi_upload_rows(u, &f->gate, d->hot, d->n_hot);
     d->up = pi_upload_rows(u, &f->up, d->hot, d->n_hot);
-    if (f->down_t.w)
+    if (f->cuts && f->down_t.w)
+        d->down_out = send_by_output(u, &f->down_t);
+    else if (f->down_t.w)
         d->down = pi_upload_rows(u, &f->down_t, d->hot, d->n_hot);
     else
         d->down_out = pi_upload_columns(u, &f->down, d->hot, d->n_hot);
@@ -96,12 +114,48 @@ static bool asks_cpu(const pi_program_block *b) { return b->p->h->decode && b->w
 /* Whether others than the FFN read its input, or x changes before the FFN does: then it is made once and kept. */
 static bool keeps_input(const pi_program_block *b) { return b->p->h->masked || asks_cpu(b) || b->layer->parallel; }
 
+/* All of the layer's neurons, whose gates are cut by what all of a token's are. */
+static void run_cut(const pi_program_block *b) {
+    const pi_program *p = b->p;
+    const pi_device_layer *w = b->w;
+    const pi_model_info *i = &p->h->s->model->info;
+    const size_t n_ff = (size_t)w->gate.n_rows;
+    te_linear_args in = pi_program_from_x(p);
+    in.norm = b->norm;
+    in.n_products = 2;
+    in.product[0] = (te_product){.w = w->gate, .y = p->d->cut_gates, .ldy = n_ff};
+    in.product[1] = (te_product){.w = w->up, .y = p->d->cut_ups, .ldy = n_ff};
+    p->ops->linear(p->dev, &in);
+    const te_cut_args cut = {.gate = p->d->cut_gates,
+                             .up = p->d->cut_ups,
+                             .ld = n_ff,
+                             .n_tok = p->n_tok,
+                             .n = w->gate.n_rows,
+                             .cut = b->block->ffn.cut,
+                             .act = i->activation,
+                             .threshold = i->activation_threshold,
+                             .fired = w->fired_hot,
+                             .counts = p->in.counts + 3 * (ptrdiff_t)b->l};
+    p->ops->cut(p->dev, &cut);
+    const te_linear_args out = {.x = p->d->cut_gates,
+                                .ldx = n_ff,
+                                .n_tok = p->n_tok,
+                                .cols = w->gate.n_rows,
+                                .product = {{.w = w->down_out, .y = p->d->y, .ldy = (size_t)i->n_embd}},
+                                .n_products = 1};
+    p->ops->linear(p->dev, &out);
+    te_merge_args sum = pi_program_to_x(p, b->post_norm);
+    sum.n_parts = 1;
+    sum.partial = p->d->y;
+    p->ops->merge(p->dev, &sum);
+}
+
 /* The FFN's input, kept and posted; the predictor's first layer; marks of the cold neurons. Reads x. */
 static void prepare(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = b->w;
-    if (!keeps_input(b)) return;
+    if (!keeps_input(b) || b->block->ffn.cuts) return;
     te_linear_args a = pi_program_from_x(p);
     a.side.norm = b->norm;
     a.side.keep = p->d->h;
@@ -261,6 +315,10 @@ static void run(const pi_program_block *b) {
     const pi_hybrid *h = p->h;
     const pi_device_layer *w = b->w;
     const bool zero_copy = h->decode && w->n_cpu < w->n_cold;
+    if (b->block->ffn.cuts) {
+        run_cut(b);
+        return;
+    }
     look_ahead(p, b->l + 1);
     if (zero_copy) run_zero_copy(b);
     if (w->n_hot) run_hot(b, zero_copy);

@@ -37,6 +37,16 @@ int32_t pi_hybrid_kept(const pi_hybrid *h, int32_t l) {
     return n_missing <= i->n_expert_used ? d->kept[n_missing] : 0;
 }
 
+/* Of models whose weights are of what experts read: the only route of a token has its row of x. */
+static void weigh_input(const pi_routes *routes, te_team *team, int32_t n, int32_t n_embd, float *x) {
+    for (int32_t i = team->ith; i < n; i += team->nth) {
+        float *row = x + (ptrdiff_t)routes->of[i] * n_embd;
+        for (int32_t c = 0; c < n_embd; c++) row[c] *= routes->weight[i];
+        routes->weight[i] = 1;
+    }
+    te_barrier(team);
+}
+
 /* A device that has all experts of a step's tokens neither waits for an answer nor is given one. */
 void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     pi_session *s = h->s;
@@ -59,16 +69,11 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     const int32_t n = h->n_routes[l]; /* the first member may be layers ahead: of some the CPU has no part */
     const int64_t began = team->ith == 0 ? te_os_now_ns() : 0;
     if (n) {
+        if (pi_experts_of(&m->layer[l])->on_input) weigh_input(routes, team, n, n_embd, x);
         const pi_route_list list = {n, routes->of, routes->expert, routes->weight};
         pi_experts_rows(s, team, pi_block_of(&m->layer[l], &pi_experts_kind), l, &list, x, h->y, h->n_tok, false);
         te_barrier(team);
         pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(h->y + lo));
     }
-    if (team->ith == 0) {
-        const int64_t now = te_os_now_ns();
-        s->step[l].ffn_us = (float)((double)(now - began) * 1e-3);
-        s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
-        h->last_ns = now;
-    }
-    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
+    pi_hybrid_layer_done(h, team, l, began);
 }

@@ -10,6 +10,7 @@
 /* What a device that answers at all takes for a long prompt's layers; and what a CPU takes that computes most of a large
  * model for such a prompt. */
 static const int64_t device_wait_ns = 60000000000, cpu_wait_ns = 600000000000;
+enum { MOST_OF_FEW = 8 };
 
 /* ---- which layers lie where ---- */
 
@@ -131,7 +132,7 @@ static void map_weights(pi_hybrid *h, int32_t device) {
 }
 
 static bool reads_experts(pi_device *dev, const pi_experts *w) {
-    return dev->ops->zero_copy(dev, &w->gate) && dev->ops->zero_copy(dev, &w->up) && w->down.w &&
+    return (!w->gate.w || dev->ops->zero_copy(dev, &w->gate)) && dev->ops->zero_copy(dev, &w->up) && w->down.w &&
            dev->ops->zero_copy(dev, &w->down);
 }
 
@@ -220,6 +221,16 @@ static int32_t most_logits(const pi_model_info *i, int32_t n_batch) {
     return n < 1 ? 1 : n < n_batch ? (int32_t)n : n_batch;
 }
 
+/* Experts' places change from step to step. */
+static bool is_whole(const pi_hybrid *h) {
+    const pi_model *m = h->s->model;
+    bool whole = h->head_device >= 0 && !h->s->options.keep_hidden;
+    for (int32_t l = 0; l < m->info.n_layer; l++)
+        whole &= h->layer[l].device == h->head_device && !h->layer[l].n_cpu && !m->layer[l].n_host &&
+                 !m->layer[l].n_tail && !pi_experts_of(&m->layer[l]);
+    return whole;
+}
+
 pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     const pi_device_ops *ops = NULL;
     PI_TRY(pi_device_find(o->device, &ops));
@@ -236,7 +247,10 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     settle_zero_copy(h);
     for (int32_t i = 0; i < h->n_devices; i++) PI_TRY(pi_hybrid_upload(h, i));
     PI_TRY(reserve_members(h));
+    h->is_whole = is_whole(h);
     PI_TRY(te_pool_new(1, &h->caller));
+    const int32_t half = h->s->options.n_threads / 2;
+    PI_TRY(te_pool_new(half < 1 ? 1 : half > MOST_OF_FEW ? MOST_OF_FEW : half, &h->few));
     if (o->timeline) PI_TRY(pi_hybrid_start_timeline(h));
     if (h->progress && h->progress(h->progress_ctx, h->total_bytes, h->total_bytes) != 0)
         return PI_FAIL(PI_ERROR_DEVICE, "bringing weights to a device was stopped");
@@ -246,6 +260,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
 void pi_hybrid_close(pi_hybrid *h) {
     if (!h) return;
     te_pool_free(h->caller);
+    te_pool_free(h->few);
     te_os_free(h->memory, h->memory_bytes);
     free(h->member);
     free(h->moment);

@@ -75,6 +75,7 @@ typedef struct pi_device_state {
     uint32_t *ticket;                                  /* D: number of the step's first hand-over */
     float *x, *h, *q, *k, *v, *att, *latent_q, *z, *y; /* D */
     float *head_gates;                                 /* D [n_batch][n_q] */
+    float *cut_gates, *cut_ups;                        /* D [n_batch][n_ff]: of feed-forwards that cut gates */
     float *states;                                     /* D [places][state_floats] of its layers */
     size_t state_floats;
     float *state_in, *state_conv, *state_z, *state_gates, *state_out; /* D: what blocks with a state work with */
@@ -141,7 +142,9 @@ typedef struct pi_hybrid {
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
     uint32_t number;               /* of the step's first hand-over */
+    bool is_whole;                 /* one device has all of the model: the CPU computes nothing in a step */
     te_pool *caller;               /* the calling thread by itself */
+    te_pool *few;                  /* a part of the threads, for what is small: one of all always finds its CPU taken */
     pi_cold_member *member;        /* [n_threads] */
     float *y;                      /* [max_decode][n_embd] the cold neurons' sum, where down is stored by output */
     float *listed;                 /* [n_ff] hidden values of listed neurons */
@@ -245,6 +248,16 @@ pi_status pi_hybrid_start_timeline(pi_hybrid *h);
 void pi_hybrid_clear_timeline(pi_hybrid *h);
 static inline void pi_hybrid_note(pi_hybrid *h, const te_team *team, int32_t l, pi_moment which) {
     if (h->moment && team->ith == 0) h->moment[l][which] = te_os_now_ns();
+}
+/* The CPU's part of layer l is over, which began then. */
+static inline void pi_hybrid_layer_done(pi_hybrid *h, const te_team *team, int32_t l, int64_t began_ns) {
+    if (team->ith == 0) {
+        const int64_t now = te_os_now_ns();
+        h->s->step[l].ffn_us = (float)((double)(now - began_ns) * 1e-3);
+        h->s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
+        h->last_ns = now;
+    }
+    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
 }
 /* program.c: the device's side: a pi_device_program; ctx is a pi_device_part. */
 typedef struct pi_device_part {

@@ -107,14 +107,16 @@ static void layer(const pi_program *p, int32_t l) {
     const pi_layer *layer = &p->h->s->model->layer[l];
     const pi_device_layer *w = &p->h->layer[l];
     pi_program_block block[PI_MAX_BLOCKS];
-    for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
-        block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i]};
+    te_linear_args beside = {0};
+    const int32_t end = layer->n_blocks - layer->n_tail;
+    for (int32_t i = layer->n_host; i < end; i++) {
+        block[i] = (pi_program_block){p, layer, &layer->block[i], w, l, w->norm[i], w->post_norm[i], &beside};
         const pi_block_on_device *kind = layer->block[i].kind->device;
         if (is_idle(p, kind)) continue;
         if (kind->begin) kind->begin(&block[i]);
         if (layer->parallel && kind->prepare) kind->prepare(&block[i]);
     }
-    for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
+    for (int32_t i = layer->n_host; i < end; i++) {
         const pi_block_on_device *kind = layer->block[i].kind->device;
         if (is_idle(p, kind)) continue;
         if (!layer->parallel && kind->prepare) kind->prepare(&block[i]);
@@ -147,6 +149,7 @@ static void head(const pi_program *p) {
     a.product[0] = (te_product){.w = p->d->output, .bias = p->d->output_bias, .y = y, .ldy = (size_t)i->n_vocab};
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
+    a.side_type = -1;
     p->ops->linear(p->dev, &a);
     adapt_head(p, &a);
     if (y != p->d->logits) p->ops->end(p->dev, p->d->logits, y, sizeof *y * n);
@@ -166,11 +169,13 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
                  pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->ticket, pi_numbers(n));
     for (int32_t l = 0; l < n; l++) {
         if (h->layer[l].device != part->device) continue;
-        if (m->layer[l].n_host || (l > 0 && h->layer[l - 1].device != part->device)) take_x(&p, l);
+        if (m->layer[l].n_host || (l > 0 && (h->layer[l - 1].device != part->device || m->layer[l - 1].n_tail)))
+            take_x(&p, l);
         pi_device_state state;
         const pi_program here = wanted(&p, l, &state);
         layer(&here, l);
-        const bool returns = l + 1 < n && h->layer[l + 1].device == part->device && m->layer[l + 1].n_host;
+        const bool returns = (l + 1 < n && h->layer[l + 1].device == part->device && m->layer[l + 1].n_host) ||
+                             (m->layer[l].n_tail && here.n_tok);
         const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
         const bool is_last = l + 1 == n, kept = is_last && h->s->options.keep_hidden;
         if (returns || kept || (next != part->device && (!is_last || h->n_logits))) publish_x(&here, l);
@@ -179,6 +184,6 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
     if (h->head_device != part->device) return;
     pi_device_state state;
     const pi_program here = wanted(&p, n, &state);
-    if (h->layer[n - 1].device != part->device && h->n_logits) take_x(&here, n);
+    if ((h->layer[n - 1].device != part->device || m->layer[n - 1].n_tail) && h->n_logits) take_x(&here, n);
     head(&here);
 }

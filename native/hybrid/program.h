@@ -24,6 +24,7 @@ typedef struct pi_program_block {
     const pi_device_layer *w;
     int32_t l;
     te_norm norm, post_norm; /* D */
+    te_linear_args *beside; /* of the layer: what its attention is to compute at the same time; n_products 0: nothing */
 } pi_program_block;
 
 /* Which tokens of a prompt's last layer a kind of block computes: all of them; those that are wanted; or those, having

@@ -8,8 +8,8 @@
  *            waits for the sum, adds
  *     LEAVE  posts x                             waits for x, computes its own layers or passes it on
  *
- * A layer that begins with blocks that no device computes (recurrent ones) has them computed by the CPU: x comes back for
- * that, and each such layer begins with ENTER.
+ * A layer that begins or ends with blocks that no device computes has them computed by the CPU: x comes back for that, and
+ * each such layer begins with ENTER, or ends with LEAVE.
  *
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
@@ -266,13 +266,7 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
         pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_DOWN), s->up, n_ff, h->n_tok, TE_BY_ROWS, h->y, n_embd);
         post_from_cpu(h, team, d->device, l, h->y, ticket);
     }
-    if (team->ith == 0) {
-        const int64_t now = te_os_now_ns();
-        s->step[l].ffn_us = (float)((double)(now - began) * 1e-3);
-        s->step[l].layer_us = (float)((double)(now - h->last_ns) * 1e-3);
-        h->last_ns = now;
-    }
-    pi_hybrid_note(h, team, l, PI_MOMENT_ANSWER);
+    pi_hybrid_layer_done(h, team, l, began);
 }
 
 /* The first layer's device is given the embedding with the step's other inputs. */
@@ -299,7 +293,7 @@ static void cpu_step(void *ctx, te_team *team) {
         if (keeps) pi_step_hidden(s, team);
         if (l == n && !h->n_logits) break;
         if (n_host) { /* x passes through here within the layer */
-            pi_step_blocks(s, team, l, n_host);
+            pi_step_blocks(s, team, l, 0, n_host, 0);
             at = -1;
         }
         /* From device to device each member passes on what it received. */
@@ -314,11 +308,18 @@ static void cpu_step(void *ctx, te_team *team) {
         }
         if (team->ith == 0) s->step[l] = (pi_layer_step){0};
         if (!n_host) pi_attention_next(team, l);
-        if (!h->decode || !h->layer[l].n_cpu) continue;
-        if (pi_experts_of(&s->model->layer[l]))
-            pi_hybrid_cold_experts(h, team, l);
-        else
-            cold_neurons(h, team, l);
+        if (h->decode && h->layer[l].n_cpu) {
+            if (pi_experts_of(&s->model->layer[l]))
+                pi_hybrid_cold_experts(h, team, l);
+            else
+                cold_neurons(h, team, l);
+        }
+        const pi_layer *layer = &s->model->layer[l];
+        if (!layer->n_tail) continue;
+        await_on_cpu(h, team, device, l + 1, s->x);
+        te_barrier(team);
+        pi_step_blocks(s, team, l, layer->n_blocks - layer->n_tail, layer->n_blocks, pi_hybrid_unwanted(h, l));
+        at = -1;
     }
     if (at < 0) pi_step_head(s, team);
 }
@@ -360,7 +361,7 @@ static void device_experts(pi_hybrid *h, int32_t l, const uint32_t *count, pi_la
     for (int32_t e = 0; h->s->fired && e < n_expert; e++)
         h->s->fired[(ptrdiff_t)l * h->s->model->info.n_placed + e] += uses[e];
     const int64_t all = n * w->n_ff, down = w->down_t.w && h->decode ? least(count[2], all) : all;
-    st->n_rows += 2 * all + down;
+    st->n_rows += (w->gate.w ? 2 : 1) * all + down;
     st->ffn_bytes += n * ((pi_mat_bytes(&w->gate) + pi_mat_bytes(&w->up)) / w->n_expert) + pi_mat_bytes(&w->router);
     st->ffn_bytes += down * pi_mat_bytes(pi_expert_mat(w, 2)) / ((int64_t)w->n_expert * w->n_ff);
 }
@@ -474,7 +475,7 @@ static pi_status run(pi_hybrid *h) {
     char problem[1024] = "";
     pi_status st = PI_OK;
     h->late = 0;
-    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? s->pool : h->caller, embed_step, s);
+    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? h->few : h->caller, embed_step, s);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
     h->n_runs = program_key(h) ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);
@@ -486,7 +487,7 @@ static pi_status run(pi_hybrid *h) {
         note(&st, launched, ops->error(), &problem);
     }
     if (st == PI_OK)
-        te_pool_run(s->pool, cpu_step, h);
+        te_pool_run(h->is_whole ? h->caller : s->pool, cpu_step, h);
     else
         cancel_all(h);
     if (h->late) {
@@ -528,7 +529,7 @@ static void take_logits(void *ctx, te_team *team) {
 static bool leaves_out(const pi_hybrid *h) {
     const int32_t l = h->s->model->info.n_layer - 1;
     const pi_layer *layer = &h->s->model->layer[l];
-    for (int32_t i = layer->n_host; h->layer[l].device >= 0 && i < layer->n_blocks; i++)
+    for (int32_t i = layer->n_host; h->layer[l].device >= 0 && i < layer->n_blocks - layer->n_tail; i++)
         if (layer->block[i].kind->device->tokens == PI_ALL_TOKENS) return false;
     return true;
 }
@@ -559,7 +560,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
         if (h->layer[l].device >= 0) record(h, l);
     pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
     if (h->head_device >= 0 && h->n_logits) {
-        te_pool_run(h->n_logits > 2 ? s->pool : h->caller, take_logits, h);
+        te_pool_run(h->n_logits > 2 ? h->few : h->caller, take_logits, h);
         if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
     }
     return PI_OK;

@@ -128,7 +128,7 @@ const float *pi_upload_some(pi_upload *u, const float *v, const int32_t *ids, in
 /* ---- layers ---- */
 
 static void send_layer(pi_upload *u, const pi_layer *layer, pi_device_layer *d) {
-    for (int32_t i = layer->n_host; i < layer->n_blocks; i++) {
+    for (int32_t i = layer->n_host; i < layer->n_blocks - layer->n_tail; i++) {
         const pi_block *b = &layer->block[i];
         const bool shared = i > 0 && b->norm.w == layer->block[0].norm.w; /* by blocks side by side */
         d->norm[i] = shared ? d->norm[0] : pi_upload_norm(u, &b->norm);
@@ -261,6 +261,10 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     d->att = floats(u, b, n_q);
     d->latent_q = floats(u, b, pi_latent_q(s->model));
     if (pi_gates_heads(s->model)) d->head_gates = floats(u, b, n_q);
+    if (s->model->cuts_gates) {
+        d->cut_gates = floats(u, b, (size_t)i->n_ff);
+        d->cut_ups = floats(u, b, (size_t)i->n_ff);
+    }
     if (d->state_floats) {
         const pi_model *m = s->model;
         d->state_in = floats(u, b, round_up((size_t)m->state_in, 4));

@@ -55,31 +55,31 @@ void pi_states_free(pi_states *s) {
     *s = (pi_states){0};
 }
 
-void pi_states_save(const pi_states *s, int32_t seq, char *to) {
-    const char *end = to + s->floats * sizeof(float);
+/* All that a sequence remembers to memory or from it: one of both is NULL. Returns its bytes. */
+static size_t move(const pi_states *s, int32_t seq, char *to, const char *from) {
+    size_t at = 0;
     for (int32_t l = 0; l < s->model->info.n_layer; l++) {
         const pi_block *b = pi_recurrent_of(&s->model->layer[l]);
         const size_t n = b ? pi_recurrent_floats(&b->recurrent) * sizeof(float) : 0;
-        if (n && pi_states_on_device(s, l))
-            s->device.read(s->device.ctx, l, seq, to);
-        else if (n)
-            memcpy(to, pi_state_of(s, seq, l), n);
-        to += n;
+        if (!n) continue;
+        char *own = pi_states_on_device(s, l) ? NULL : (char *)pi_state_of(s, seq, l);
+        if (own)
+            memcpy(to ? to + at : own, to ? own : from + at, n);
+        else if (to)
+            s->device.read(s->device.ctx, l, seq, to + at);
+        else
+            s->device.write(s->device.ctx, l, seq, from + at);
+        at += n;
     }
-    memset(to, 0, (size_t)(end - to));
+    return at;
 }
 
-void pi_states_load(pi_states *s, int32_t seq, const char *from) {
-    for (int32_t l = 0; l < s->model->info.n_layer; l++) {
-        const pi_block *b = pi_recurrent_of(&s->model->layer[l]);
-        const size_t n = b ? pi_recurrent_floats(&b->recurrent) * sizeof(float) : 0;
-        if (n && pi_states_on_device(s, l))
-            s->device.write(s->device.ctx, l, seq, from);
-        else if (n)
-            memcpy(pi_state_of(s, seq, l), from, n);
-        from += n;
-    }
+void pi_states_save(const pi_states *s, int32_t seq, char *to) {
+    const size_t n = move(s, seq, to, NULL);
+    memset(to + n, 0, s->floats * sizeof(float) - n);
 }
+
+void pi_states_load(pi_states *s, int32_t seq, const char *from) { move(s, seq, NULL, from); }
 
 typedef struct copy_task {
     float *to;

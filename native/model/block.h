@@ -247,7 +247,8 @@ typedef struct pi_block_kind {
     void (*prepare)(pi_block_run *r);
     /* Adds what the tokens from r->from on give to r->y. Begins behind a barrier, ends without one. */
     void (*run)(pi_block_run *r);
-    /* What a device does with such a block (hybrid/program.h); NULL: none computes it, and layers may only begin with it. */
+    /* What a device does with such a block (hybrid/program.h); NULL: none computes it, and layers may only begin or end
+     * with it. */
     const struct pi_block_on_device *device;
     bool recurrent; /* it has a state */
 } pi_block_kind;

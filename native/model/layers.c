@@ -129,12 +129,16 @@ static bool is_host_s(const pi_block *b) {
            (recurs && (r->n_k > PI_DEVICE_STATE || r->n_k % 4 || r->n_v % 4));
 }
 
-/* How many blocks a layer begins with that no device computes. */
-static int32_t host_blocks(const pi_model *m, const pi_layer *l) {
-    int32_t n = 0;
-    if (m->arch->recurrent_beside && (is_host_s(&l->block[0]) || is_host_s(&l->block[1]))) return 2;
-    while (n < l->n_blocks && is_host_s(&l->block[n])) n++;
-    return n;
+/* How many blocks a layer begins and ends with that no device computes: all up to the last such one, but for those at the
+ * end. What a layer's scale multiplies is behind all blocks. */
+static void count_host_blocks(const pi_model *m, pi_layer *l) {
+    int32_t end = l->n_blocks;
+    while (!l->scale && end > 0 && is_host_s(&l->block[end - 1])) end--;
+    if (!end) end = l->n_blocks; /* all of them */
+    l->n_tail = l->n_blocks - end;
+    l->n_host = end;
+    while (l->n_host > 0 && !is_host_s(&l->block[l->n_host - 1])) l->n_host--;
+    if (m->arch->recurrent_beside && l->n_host == 1) l->n_host = 2;
 }
 
 static pi_status read_parallel(const pi_model *m, int32_t i, bool *out) {
@@ -194,7 +198,7 @@ static pi_status bind_all(pi_model *m) {
         }
         if (m->arch->layer_scale)
             PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.layer_output_scale.weight", i), 1, true, &l->scale));
-        l->n_host = host_blocks(m, l);
+        count_host_blocks(m, l);
         const int32_t n_placed = pi_n_placed(m, l);
         if (n_placed > m->info.n_placed) m->info.n_placed = n_placed;
         const pi_ffn *f = pi_ffn_of(l);

@@ -126,7 +126,9 @@ static pi_status read_scales(pi_model *m) {
     const pi_arch *a = m->arch;
     float residual = 1;
     m->embd_scale = a->scaled_embd ? sqrtf((float)m->info.n_embd) : 1;
-    m->inner_eps = m->norm_eps;
+    /* Norms of latents (q_a, kv_a) have none given in DeepSeek's own code, nor in transformers' of V2, V3, Kimi K2 and
+     * GLM 4.7 Flash: it is 1e-6, whatever rms_norm_eps is, which a file's key is made of (GLM 4.7 Flash's is 1e-5). */
+    m->inner_eps = m->latent_rank ? 1e-6F : m->norm_eps;
     m->logit_scale = 1;
     if (a->logit_scale) PI_TRY(read_scale(m, "logit_scale", &m->logit_scale));
     if (a->warm_queries) PI_TRY(read_scale(m, "attention.temperature_scale", &m->temperature));

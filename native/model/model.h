@@ -112,7 +112,8 @@ enum { PI_ADAPT_Q, PI_ADAPT_K, PI_ADAPT_V, PI_ADAPT_O, PI_ADAPT_GATE, PI_ADAPT_U
 typedef struct pi_layer {
     pi_block block[PI_MAX_BLOCKS];
     int32_t n_blocks;
-    int32_t n_host;      /* so many blocks at its beginning no device computes; the others it may */
+    int32_t n_host;      /* so many blocks at its beginning no device computes, */
+    int32_t n_tail;      /* nor so many at its end; the others it may */
     bool parallel;       /* all blocks read the layer's input; else each reads what the one before it left */
     const float *scale;  /* [1] what the layer leaves is multiplied by, or NULL */
     pi_memory own;       /* of the matrices that were moved */
@@ -279,8 +280,11 @@ static inline int32_t pi_n_placed(const pi_model *m, const pi_layer *l) {
     const pi_experts *e = pi_experts_of(l);
     return e ? e->n_expert : m->info.n_expert || !pi_ffn_of(l) ? 0 : m->info.n_ff;
 }
-/* Whether a layer's feed-forward is one of a mixture's that has no experts. */
-static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) { return m->info.n_expert && pi_ffn_of(l); }
+/* Whether all of a layer's feed-forward lies where the layer lies: one of a mixture's that has no experts; those of models
+ * that cut gates, which are cut by what all of a token's are. */
+static inline bool pi_is_whole_ffn(const pi_model *m, const pi_layer *l) {
+    return (m->info.n_expert || m->cuts_gates) && pi_ffn_of(l);
+}
 
 static inline bool pi_is_relu(int32_t activation) {
     return activation == PI_ACTIVATION_RELU || activation == PI_ACTIVATION_DRELU || activation == PI_ACTIVATION_RELU2;

@@ -89,7 +89,7 @@ static uint64_t product_bytes(const pi_block *b, const te_mat *m) {
 /* What a block of any kind has: norms, and matrices that are multiplied whole. */
 static void block_cost(const pi_model *m, const pi_plan_options *o, const pi_layer *w, int32_t k, pi_layer_cost *c) {
     pi_block b = w->block[k];
-    const bool here = k >= w->n_host;
+    const bool here = k >= w->n_host && k < w->n_blocks - w->n_tail;
     const bool shared = k > 0 && b.norm.w == w->block[0].norm.w; /* by blocks side by side */
     if (here && !shared) c->norm_bytes += vec_bytes(b.norm.w, m->info.n_embd) + vec_bytes(b.norm.b, m->info.n_embd);
     if (here) c->norm_bytes += vec_bytes(b.post_norm.w, m->info.n_embd) + vec_bytes(b.post_norm.b, m->info.n_embd);
@@ -98,7 +98,7 @@ static void block_cost(const pi_model *m, const pi_plan_options *o, const pi_lay
     for (int32_t i = 0; i < n; i++) {
         te_mat mat = *mats[i].mat;
         if (mats[i].use != PI_MAT_PRODUCT && mats[i].use != PI_MAT_HEADS) continue;
-        if (k < w->n_host) {
+        if (!here) {
             c->host_read += read_bytes(mat);
             continue;
         }
@@ -126,17 +126,22 @@ static bool stays_by_output(const pi_model *m, const pi_ffn *w) {
     return !w->down_t.w && !(te_type_get(w->down.type)->block_weights == 1 && pi_is_relu(m->info.activation));
 }
 
-/* A feed-forward without experts among others that have some: all of it lies where its layer lies, as attention does. */
-static void whole_ffn_cost(const pi_model *m, const pi_ffn *w, pi_layer_cost *c) {
+/* A feed-forward all of which lies where its layer lies, as attention does (pi_is_whole_ffn). */
+static void whole_ffn_cost(const pi_model *m, const pi_plan_options *o, const pi_ffn *w, pi_layer_cost *c) {
     const te_mat down = w->down_t.w ? w->down_t : w->down;
     c->block = 1;
     c->norm_bytes += vec_bytes(w->down_b, m->info.n_embd) + vec_bytes(w->up_b, m->info.n_ff);
     c->list_bytes = pi_space(sizeof(int32_t)); /* of neurons that are not there: none */
+    if (o->count_neurons && !m->info.n_expert)
+        c->list_bytes += in_two(pi_space(sizeof(int32_t) * (uint64_t)m->info.n_ff));
     c->attention_bytes += mat_bytes(pi_row_bytes(&w->gate), w->gate.n_rows);
     c->attention_bytes += mat_bytes(pi_row_bytes(&w->up), w->up.n_rows);
-    c->attention_bytes += w->down_t.w || stays_by_output(m, w)
-                              ? mat_bytes(pi_row_bytes(&down), down.n_rows)
-                              : mat_bytes(te_row_bytes(down.type, m->info.n_embd), m->info.n_ff);
+    if (w->cuts)
+        c->attention_bytes += mat_bytes(te_row_bytes(down.type, m->info.n_ff), m->info.n_embd);
+    else
+        c->attention_bytes += w->down_t.w || stays_by_output(m, w)
+                                  ? mat_bytes(pi_row_bytes(&down), down.n_rows)
+                                  : mat_bytes(te_row_bytes(down.type, m->info.n_embd), m->info.n_ff);
     c->fixed_read += read_bytes(w->gate) + read_bytes(w->up) + read_bytes(down);
 }
 
@@ -230,13 +235,13 @@ static pi_status experts_cost(const pi_model *m, const pi_plan_options *o, const
     c->active_read = (read_bytes(w->gate) + read_bytes(w->up) + read_bytes(*down)) / w->n_expert;
     if (o->sparsity == PI_SPARSITY_EXACT) {
         if (w->down_t.w) c->active_read -= silent * read_bytes(*down) / w->n_expert;
-        c->silent_read = silent * read_bytes(w->up) / w->n_expert;
+        if (w->gate.w) c->silent_read = silent * read_bytes(w->up) / w->n_expert;
     }
     c->n_used = w->n_used;
     c->zero_copy = o->zero_copy_bytes_per_s > 0 && w->down.w;
     const te_mat *const mats[] = {&w->gate, &w->up, down};
     for (int32_t k = 0; k < 3; k++)
-        c->zero_copy = c->zero_copy && pi_space_reads_rows(mats[k]->type, pi_row_bytes(mats[k]));
+        c->zero_copy = c->zero_copy && (!mats[k]->w || pi_space_reads_rows(mats[k]->type, pi_row_bytes(mats[k])));
     if (c->zero_copy) c->list_bytes = pi_space(sizeof(int32_t) * ((uint64_t)w->n_used + 1));
     return PI_OK;
 }
@@ -288,7 +293,7 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
                         .n_ff = (uint64_t)i->n_ff,
                         .n_head = (uint64_t)i->n_head,
                         .n_embd_head = (uint64_t)i->n_embd_head,
-                        .n_inner = (uint64_t)m->state_out,
+                        .n_inner = most((uint64_t)m->state_out, m->cuts_gates ? (uint64_t)i->n_ff : 0),
                         .sign_words = (uint64_t)m->sign_words,
                         .adapter_rank = m->adapted_ffn ? (uint64_t)m->adapter_rank : 0,
                         .gated = i->is_gated,
@@ -335,6 +340,8 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
         m->state_floats ? 4 * (n_tok + 17) + 16 : 0,                            /* whose tokens are whose */
         pi_gates_heads(m) ? n_tok * n_q : 0,
+        m->cuts_gates ? n_tok * (uint64_t)i->n_ff : 0, /* gates that are cut, ups beside them */
+        m->cuts_gates ? n_tok * (uint64_t)i->n_ff : 0,
         n_state * (uint64_t)(m->state_in + 3), /* of blocks with a state: their inputs, these convolved, */
         m->state_gates ? n_state * (uint64_t)(m->state_in + 3) : 0,
         n_state * (uint64_t)(m->state_z + 3), /* gates, and what they give */
@@ -373,7 +380,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
         attention_cost(m, o, &m->layer[l], c);
         adapter_cost(&m->layer[l], c);
         if (m->layer[l].parallel) c->beside_read = c->fixed_read;
-        c->n = pi_n_placed(m, &m->layer[l]);
+        c->n = pi_is_whole_ffn(m, &m->layer[l]) ? 0 : pi_n_placed(m, &m->layer[l]);
         if (pi_experts_of(&m->layer[l])) {
             const pi_status st = experts_cost(m, o, &m->layer[l], c);
             if (st != PI_OK) {
@@ -383,7 +390,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
             const uint64_t one = pi_cost_ffn(out, l, 1);
             if (one > least) least = one;
         } else if (pi_is_whole_ffn(m, &m->layer[l])) {
-            whole_ffn_cost(m, pi_ffn_of(&m->layer[l]), c);
+            whole_ffn_cost(m, o, pi_ffn_of(&m->layer[l]), c);
         } else if (!pi_ffn_of(&m->layer[l])) {
             c->block = 1;
         } else {

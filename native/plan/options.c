@@ -28,25 +28,24 @@ static pi_status number_in(const char *name, double v, double lo, double hi) {
 }
 
 /* What devices do not know of attention, or NULL. */
-static const char *unknown_attention(const pi_model *m, int32_t l, int32_t n_ctx) {
+static const char *unknown_attention(const pi_model *m, int32_t l) {
     const pi_attention *a = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
     if (!a) return NULL;
     if (a->borrows) return "K and V of another layer";
-    if (a->chunked) return "chunked attention";
-    if (a->sub_norm) return "a norm behind attention";
-    return a->temp_scale != 0 && n_ctx + a->temp_first > a->temp_length ? "queries scaled by their position" : NULL;
+    return a->sub_norm ? "a norm behind attention" : NULL;
 }
 
-static pi_status check_layer(const pi_model *m, int32_t l, int32_t n_ctx) {
+static pi_status check_layer(const pi_model *m, int32_t l) {
     const pi_ffn *f = pi_ffn_of(&m->layer[l]);
     const pi_experts *e = pi_experts_of(&m->layer[l]);
-    const char *what = unknown_attention(m, l, n_ctx);
+    const char *what = unknown_attention(m, l);
     if (m->layer[l].scale && ((!f && !(e && e->shared_norm.w)) || !m->arch->post_norm))
         what = "a scale of what it leaves";
-    if (e && !e->gate.w) what = "experts without a gate";
-    if (e && e->on_input) what = "experts whose input is weighted";
     if (f && !m->info.n_expert && pi_n_ff(f) != m->info.n_ff) what = "another number of neurons";
-    for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks; i++)
+    if (f && f->cuts && f->down_t.w && te_type_get(f->down_t.type)->block_weights > 1)
+        what = "a feed-forward that cuts its gates, and a down by neuron in blocks,";
+    if (f && f->cuts && pi_adapts_ffn(&m->layer[l])) what = "adapters of a feed-forward that cuts its gates,";
+    for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks - m->layer[l].n_tail; i++)
         if (!m->layer[l].block[i].kind->device) what = m->layer[l].block[i].kind->name;
     if (!what) return PI_OK;
     return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has %s, which a device does not know; the CPU computes such a model",
@@ -59,8 +58,8 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
     for (int32_t d = 0; d < o->n_devices; d++) budget |= pi_budget(o, d);
     for (int32_t l = 0; budget && l < m->info.n_layer; l++) {
         const pi_experts *e = pi_experts_of(&m->layer[l]);
-        if (e &&
-            ((e->gate.w && e->gate.type != e->up.type) || (e->shared_up.w && e->shared_gate.type != e->shared_up.type)))
+        if (e && ((e->gate.w && e->gate.type != e->up.type) ||
+                  (e->shared_gate.w && e->shared_gate.type != e->shared_up.type)))
             return PI_FAIL(
                 PI_ERROR_UNSUPPORTED,
                 "layer %d has experts whose gate and up are of two formats, which a device does not know; the "
@@ -82,7 +81,7 @@ static pi_status check_layers(const pi_model *m, const pi_plan_options *o) {
                            "layer %d ranks groups of experts by their best one, which a device does not know; the CPU "
                            "computes such a model",
                            l);
-        PI_TRY(check_layer(m, l, o->n_ctx));
+        PI_TRY(check_layer(m, l));
         const pi_attention *attention = m->layer[l].n_host ? NULL : pi_attention_of(&m->layer[l]);
         const int32_t window = attention ? attention->window : 0;
         if (!pi_space_window(window))

@@ -42,25 +42,6 @@ void pi_plan_free(pi_plan *p) {
     free(p);
 }
 
-pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_plan **out) {
-    if (!model || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_new: model or out is NULL");
-    *out = NULL;
-    pi_plan_options o = options ? *options : pi_plan_defaults();
-    PI_TRY(pi_plan_check(model, &o));
-    pi_cost cost;
-    pi_plan *p = NULL;
-    pi_status st = pi_cost_new(model, &o, &cost);
-    if (st == PI_OK) st = plan_alloc(model, &o, &p);
-    if (st == PI_OK) st = pi_plan_make(p, model, &cost, &o);
-    pi_cost_free(&cost);
-    if (st != PI_OK) {
-        pi_plan_free(p);
-        return st;
-    }
-    *out = p;
-    return PI_OK;
-}
-
 /* ---- a plan from elsewhere ---- */
 
 /* Marks a layer's ids, which ascend. */
@@ -142,19 +123,16 @@ static pi_status restore(pi_plan *p, const pi_model *m, const pi_cost *cost, con
     return PI_OK;
 }
 
-pi_status pi_plan_restore(const pi_model *model, const pi_plan_options *options, const pi_placement *placement,
+/* placement: NULL to choose one. */
+static pi_status plan_new(const pi_model *model, const pi_plan_options *options, const pi_placement *placement,
                           pi_plan **out) {
-    if (!model || !out || !placement || !placement->on_device || !placement->n_hot || !placement->hot ||
-        (placement->n_pcie && !placement->pcie))
-        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_restore: model, placement or out is NULL");
-    *out = NULL;
     pi_plan_options o = options ? *options : pi_plan_defaults();
     PI_TRY(pi_plan_check(model, &o));
     pi_cost cost;
     pi_plan *p = NULL;
     pi_status st = pi_cost_new(model, &o, &cost);
     if (st == PI_OK) st = plan_alloc(model, &o, &p);
-    if (st == PI_OK) st = restore(p, model, &cost, &o, placement);
+    if (st == PI_OK) st = placement ? restore(p, model, &cost, &o, placement) : pi_plan_make(p, model, &cost, &o);
     pi_cost_free(&cost);
     if (st != PI_OK) {
         pi_plan_free(p);
@@ -162,6 +140,21 @@ pi_status pi_plan_restore(const pi_model *model, const pi_plan_options *options,
     }
     *out = p;
     return PI_OK;
+}
+
+pi_status pi_plan_new(const pi_model *model, const pi_plan_options *options, pi_plan **out) {
+    if (!model || !out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_new: model or out is NULL");
+    *out = NULL;
+    return plan_new(model, options, NULL, out);
+}
+
+pi_status pi_plan_restore(const pi_model *model, const pi_plan_options *options, const pi_placement *placement,
+                          pi_plan **out) {
+    if (!model || !out || !placement || !placement->on_device || !placement->n_hot || !placement->hot ||
+        (placement->n_pcie && !placement->pcie))
+        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_plan_restore: model, placement or out is NULL");
+    *out = NULL;
+    return plan_new(model, options, placement, out);
 }
 
 /* ---- reading a plan ---- */

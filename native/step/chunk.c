@@ -57,8 +57,15 @@ static int32_t cpu_length(const pi_session *s, const uint8_t *by_row, int32_t n)
     return i;
 }
 
+/* Whether tokens i and i + 1 of a batch are those of several that generate. */
+static bool several_generate(const pi_batch *b, int32_t i) {
+    return i + 1 < b->n_tokens && pi_batch_kind(b, i) == PI_TOKEN_GENERATED &&
+           pi_batch_kind(b, i + 1) == PI_TOKEN_GENERATED && pi_batch_seq(b, i) != pi_batch_seq(b, i + 1);
+}
+
 /* A device takes a run of tokens whose FFN is alike, of which the last may want logits: first those that do not, then
- * those that do, of these no more than it has room for. */
+ * those that do, of these no more than it has room for. Several that generate have a chunk of their own behind prompts: a
+ * step of decoding, with its kernels. */
 int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     const pi_batch *b = c->batch;
     const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
@@ -67,7 +74,7 @@ int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     for (; n < most && n_logits < s->hybrid->max_logits; n++) {
         const bool wants = pi_batch_has_logits(b, first + n), before = pi_batch_has_logits(b, first + n - 1);
         if (before && !wants) break;
-        if (wants != pi_batch_has_logits(b, first) && prompts_are_dense(s)) break;
+        if (wants != pi_batch_has_logits(b, first) && (prompts_are_dense(s) || several_generate(b, first + n))) break;
         if (ends_products(s, c->by_row, first + n)) break;
         n_logits += wants;
     }

@@ -148,7 +148,7 @@ def give_back_memory() -> None:
 
 
 def isa() -> str:
-    """Name of the set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_dot".
+    """The set in use: "scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot".
 
     Raises ArgumentError if POWERINFER_ISA names one that cannot run here.
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..compat.arguments import LATER_GENERATING, refuse
 from ..errors import ArgumentError, ArgumentTypeError
 from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
-from . import checks
+from . import chat_options, checks
 from .generating import Generating, nth_seed
 from .options import ChatOptions, CompletionOptions, GenerationOptions, spelled
 from .sampling import (
@@ -204,7 +204,7 @@ class Completions(Generating):
         n = check_count("n", n)
         n_made = n if best_of is None else check_best_of(best_of, n, stream)
         n_top = 0 if n_made > n and logprobs is None else logprobs
-        grammar = _one_grammar(grammar, response_format)
+        grammar = chat_options.one_grammar(grammar, response_format)
         request = self._request(where, options, max_tokens, stop, grammar, n_top)
         request.n = n_made
         check_prompt_logprobs(prompt_logprobs, stream)
@@ -303,9 +303,9 @@ class Completions(Generating):
 
         The other options are those of create_completion(); here temperature is 0.2 by default.
 
-        What a model says between <think> and </think> before its answer, or gpt-oss in its channel
-        "analysis", is the message's `reasoning_content`; it says nothing where a grammar or a demanded call
-        holds the answer.
+        What a model says between <think> and </think> (or its family's marks) before its answer, or gpt-oss
+        in its channel "analysis", is the message's `reasoning_content`; it says nothing where a grammar or a
+        demanded call holds the answer.
 
         The conversation becomes a prompt by the object's chat_format, else by the file's template, else by
         the usual format of its architecture (with a notice). A chat_handler answers instead of all this.
@@ -334,33 +334,33 @@ class Completions(Generating):
             return handled
         from .._text.answer import chat_completion, chat_completion_chunks, numbered, together
         from .._text.channels import ChannelParser, has_channels
-        from .._text.reasoning import ReasoningParser, has_begun, marks, thinks
+        from .._text.reasoning import ReasoningParser, has_begun, special, thinks
 
         legacy = functions is not None
-        grammar = _one_grammar(grammar, response_format)
-        n_top = _chat_n_top(logprobs, top_logprobs)
+        grammar = chat_options.one_grammar(grammar, response_format)
+        n_top = chat_options.chat_n_top(logprobs, top_logprobs)
         if "temp" not in given:
             given.setdefault("temperature", CHAT_TEMPERATURE)
         where = "create_chat_completion()"
         request = self._request(where, given, max_tokens, stop, grammar, n_top)
         request.n = check_count("n", n)
         check_prompt_logprobs(prompt_logprobs, stream)
-        left, demanded = _tools(tools, tool_choice, functions, function_call)
+        left, demanded = chat_options.tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
         channels = has_channels(self._format.template)
-        how = _how(chat_template_kwargs, continue_final_message, add_generation_prompt)
+        how = chat_options.how(chat_template_kwargs, continue_final_message, add_generation_prompt)
         ids, calls = self._chat_ids(
             messages, left, demanded, one, request, how, in_parts=stream and not legacy
         )
         # A grammar holds an answer from its first token on: there is no room for thoughts.
-        reasons = thinks(self._format.template) and request.grammar is None
-        begun = reasons and has_begun(ids, self.tokenizer)
-        if reasons:
-            request.special |= marks(self.tokenizer)
+        marks = thinks(self._format.template) if request.grammar is None else None
+        begun = marks is not None and has_begun(ids, self.tokenizer, marks)
+        if marks is not None:
+            request.special |= special(self.tokenizer, marks)
 
         def parser() -> AnswerParser | None:
             found = ChannelParser(calls()) if channels else calls()
-            return ReasoningParser(found, begun=begun) if reasons else found
+            return found if marks is None else ReasoningParser(found, begun=begun, marks=marks)
 
         name = self.model_path if model is None else model
         with self._lock:
@@ -388,8 +388,8 @@ class Completions(Generating):
         The arguments are those of create_chat_completion(). Raises ArgumentError.
         """
         request = self._request("chat_tokens()", {}, None, None, None, None)
-        left, _ = _tools(tools, tool_choice, None, None)
-        how = _how(chat_template_kwargs, continue_final_message, add_generation_prompt)
+        left, _ = chat_options.tools(tools, tool_choice, None, None)
+        how = chat_options.how(chat_template_kwargs, continue_final_message, add_generation_prompt)
         return self._chat_ids(messages, left, False, False, request, how)[0]
 
     def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
@@ -425,7 +425,7 @@ class Completions(Generating):
             raise ArgumentTypeError(
                 f"messages is {type(messages).__name__}, it must be a list of dicts with 'role' and 'content'"
             )
-        if not tools and not any(_is_about_tools(message) for message in messages):
+        if not tools and not any(chat_options.is_about_tools(message) for message in messages):
             return chat_format.encode(messages, tokenizer, **how), lambda: None
         from .._text.tool_calls import ToolCallParser, ToolFormat
         from .._text.tool_stream import ToolCallStream
@@ -579,67 +579,3 @@ def check_prompt_logprobs(n_top: int | None, stream: bool) -> None:
     check_n_top("prompt_logprobs", n_top)
     if stream:
         raise ArgumentError("prompt_logprobs cannot be streamed")
-
-
-def _how(variables: Mapping[str, Any] | None, continue_final: bool, begin: bool) -> dict[str, Any]:
-    """How ChatFormat.encode writes a conversation. Raises ArgumentError."""
-    variables = dict(variables or {})
-    for name in variables:
-        if not isinstance(name, str) or name in _NO_VARIABLES:
-            raise ArgumentError(f"chat_template_kwargs cannot set {name!r}")
-    return {
-        **variables,
-        "continue_final": continue_final,
-        "add_generation_prompt": begin and not continue_final,
-    }
-
-
-# What the engine itself tells a template, and what its functions call their arguments.
-_NO_VARIABLES = {"messages", "tools", "bos_token", "eos_token", "bos", "eos", "add_generation_prompt"} | {
-    *("tokenizer", "safe", "continue_final", "self", "name", "template")
-}
-
-
-def _tools(tools: Any, tool_choice: Any, functions: Any, function_call: Any) -> tuple[list[Tool], bool]:
-    """The tools that may be called, and whether one must be."""
-    if (
-        tools is None
-        and functions is None
-        and tool_choice in (None, "none", "auto")
-        and function_call is None
-    ):
-        return [], False
-    from .._text.tool_calls import check_tools, chosen_tools, tools_of_functions
-
-    if functions is not None and tools is not None:
-        raise ArgumentError("functions and tools cannot both be given")
-    if functions is not None or function_call is not None:
-        return chosen_tools(tools_of_functions(functions or []), function_call)
-    return chosen_tools(check_tools(tools or []), tool_choice)
-
-
-def _is_about_tools(message: Any) -> bool:
-    return isinstance(message, Mapping) and (
-        message.get("role") in ("tool", "function")
-        or bool(message.get("tool_calls") or message.get("function_call"))
-    )
-
-
-def _one_grammar(
-    grammar: LlamaGrammar | str | None, response_format: Mapping[str, Any] | None
-) -> LlamaGrammar | str | None:
-    if response_format is None or response_format == {"type": "text"}:
-        return grammar
-    if grammar is not None:
-        raise ArgumentError("grammar and response_format cannot both be given")
-    from .._text.grammar import grammar_of_format
-
-    return grammar_of_format(response_format)
-
-
-def _chat_n_top(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    if not logprobs:
-        if top_logprobs is not None:
-            raise ArgumentError("top_logprobs needs logprobs=True")
-        return None
-    return 0 if top_logprobs is None else top_logprobs

@@ -31,17 +31,15 @@ from ..errors import (
 )
 from ._native import KV_BLOCK
 from .arrays import Ids
-from .batch import Part, coming, joined, parts_of
+from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .drafting import Drafter
+from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
 from .scheduler_stats import RequestTimes
 from .session import Session
 from .speculation import free_guesses, take_guesses
-
-PROMPT_PART = 128
-"""Prompt tokens of a step in which others generate."""
 
 
 class Engine:
@@ -55,7 +53,7 @@ class Engine:
         n_seq: int | None = None,
         max_running: int | None = None,
         max_waiting: int | None = None,
-        prompt_part: int = PROMPT_PART,
+        prompt_part: int | None = None,
         n_keep: int | None = None,
         n_guesses: int | None = None,
     ) -> None:
@@ -64,7 +62,8 @@ class Engine:
         max_running: requests under way at the same time; None: half of the sequences, the other half holds
             what may be shared.
         max_waiting: requests that wait for a place; more are refused. None: any number may wait.
-        prompt_part: prompt tokens of a step in which others generate; alone a prompt takes n_batch.
+        prompt_part: prompt tokens of a step in which others generate; None: what pace.py finds. Alone a
+            prompt takes n_batch.
         n_keep: where a context is full, forget the older half of what follows its first n_keep tokens; None:
             the generation ends.
         n_guesses: guessed tokens that a step checks at most; None: what measure_guesses() finds.
@@ -77,10 +76,10 @@ class Engine:
         self.max_running = max_running or max(self._n_seq // 2, 1)
         if not 1 <= self.max_running <= self._n_seq:
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
-        if (max_waiting is not None and max_waiting < 0) or prompt_part < 1:
+        if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
         self.max_waiting = max_waiting
-        self._prompt_part = prompt_part
+        self._pace = Pace(prompt_part)
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
@@ -88,7 +87,7 @@ class Engine:
         """Notified when a request comes or is cancelled, and when the engine is closed."""
         self._waiting: deque[Request] = deque()  # with the lock
         self._running: list[Request] = []  # of who steps; others read its length
-        self._chosen: list[tuple[Stream, int, bool]] = []  # not given yet
+        self._chosen: list[tuple[Request, int, bool]] = []  # not given yet
         self._n_guesses = self._n_guesses_given = n_guesses
         self.is_closing = False
         """No new requests are taken."""
@@ -112,6 +111,12 @@ class Engine:
         return len(self._running), len(self._waiting)
 
     @property
+    def has_room(self) -> bool:
+        """Whether add() takes another request at the moment."""
+        free = max(self.max_running - len(self._running), 0)
+        return self.max_waiting is None or len(self._waiting) < self.max_waiting + free
+
+    @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
         return bool(self._running or self._waiting)
@@ -125,8 +130,7 @@ class Engine:
         with self.changed:
             if self.is_closing:
                 raise ClosedError("the model is closed")
-            free = max(self.max_running - len(self._running), 0)
-            if self.max_waiting is not None and len(self._waiting) >= self.max_waiting + free:
+            if not self.has_room:
                 raise BusyError(
                     f"{len(self._running)} requests are under way and {len(self._waiting)} are waiting"
                 )
@@ -311,7 +315,8 @@ class Engine:
         if len(self._running) != 1 or self._waiting or self.is_closing:
             return None
         request = self._running[0]
-        is_over = request.stream.is_cancelled or request.deadline is not None or request.over is not None
+        is_late = request.deadline is not None and time.monotonic() >= request.deadline
+        is_over = request.stream.is_cancelled or is_late or request.over is not None
         is_next = request.is_plain and request.left == 1 and request.n <= self.n_ctx
         return request if is_next and not is_over else None
 
@@ -322,7 +327,7 @@ class Engine:
         at = sequence.n
         sequence.n_coming, sequence.row = at + 1, None
         self.n_feeds += 1
-        error = None
+        error, begin = None, time.monotonic()
         try:
             token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
         except PowerInferError as failed:
@@ -331,6 +336,7 @@ class Engine:
                     return False
                 raise
             error = failed
+        self._pace.saw(0, 1, time.monotonic() - begin)
         sequence.n = at + 1
         sequence.row = self.n_feeds, 0
         if self.saw is not None:
@@ -495,34 +501,44 @@ class Engine:
             for request, error in take_guesses(running, self._n_guesses, n_vocab):
                 self._finish(request, "error", error)
                 running.remove(request)
-        parts = parts_of(running, n_batch=self._n_batch, prompt_part=self._prompt_part)
-        parts = self._feed(parts)
+        parts = parts_of(running, n_batch=self._n_batch, pace=self._pace)
+        parts, batch, chosen = self._feed(parts)
         if not parts:
             return
         if self.saw is not None and len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
             self.saw(self.session)
-        self.totals["steps"] += 1
-        row, rows = 0, []
-        for request, n in parts:
+        n_computed = n_read = 0
+        for (request, n), end in zip(parts, batch.ends, strict=True):
             sequence = request.sequence
             assert sequence is not None
-            self.totals["computed"] += n
-            self.totals["read"] += n if request.left > 1 or request.is_text else 0
-            rows.append(row)
-            row += sum(map(bool, request.kinds(sequence.n, sequence.n + n)))
+            n_computed += n
+            n_read += n if request.left > 1 or request.is_text else 0
             sequence.n += n
-            sequence.row = (self.n_feeds, row - 1) if request.left <= 0 else None
+            sequence.row = (self.n_feeds, end - 1) if request.left <= 0 else None
             self.totals["drafted"] += request.guess.size
+        self.totals.update(steps=1, computed=n_computed, read=n_read)
         self._show_heads(parts)
-        for (request, n), first, end in zip(parts, rows, [*rows[1:], row], strict=True):
-            self._look(request, n, first)
+        tokens = dict(zip(batch.rows, chosen, strict=False))
+        for (request, n), first, end in zip(parts, [0, *batch.ends], batch.ends, strict=False):
+            if request.report is not None or request.show is not None:
+                self._look(request, n, first)
             if request.left > 0 or request.sequence is None:
                 continue
             if request.choice is None:
                 self._finish(request, "stop")
+                continue
+            token = tokens.get(end - 1, -1)
+            if token >= 0:
+                self._took(request, token)
             else:
                 request.rows = list(range(end - 1 - request.guess.size, end))
                 self._choose(request)
+
+    def _took(self, request: Request, token: int) -> None:
+        """The engine chose a token, and the sampler knows it."""
+        reason = self._chosen_token(request, token, request.append_chosen(token))
+        if reason is not None:
+            self._over(request, reason)
 
     def _show_heads(self, parts: list[Part]) -> None:
         """Heads that draft are shown the hidden states of what was just computed."""
@@ -538,17 +554,27 @@ class Engine:
                 drafter.saw(sequence.number, request.ids[: sequence.n], at, rows, min(sequence.n, request.n))
             first += n
 
-    def _feed(self, parts: list[Part]) -> list[Part]:
-        """Computes the parts in one batch, or fewer where the pool is too small."""
+    def _feed(self, parts: list[Part]) -> tuple[list[Part], Joined, list[int]]:
+        """Computes the parts in one batch, or fewer where the pool is too small. Returns what it was, and the
+        tokens that were chosen in the same call."""
         while parts:
             for request, n in parts:
                 assert request.sequence is not None
                 request.sequence.n_coming = request.sequence.n + n
-            ids, owners, kinds = joined(parts)
+            batch = joined(parts)
             self.n_feeds += 1
+            begin = time.monotonic()
             try:
-                self.session.feed(ids, seq=owners, want_logits=kinds)
-                return parts
+                chosen = self.session.feed(
+                    batch.ids,
+                    seq=batch.owners,
+                    want_logits=batch.kinds,
+                    rows=batch.rows,
+                    samplers=batch.samplers,
+                )
+                n_next = sum(n == 1 for _, n in parts)
+                self._pace.saw(len(batch.ids) - n_next, n_next, time.monotonic() - begin)
+                return parts, batch, chosen
             except ContextError:
                 if any(request.guess.size for request, _ in parts):
                     parts = [(request, n - request.guess.size) for request, n in parts]
@@ -559,7 +585,7 @@ class Engine:
                         raise
                     self._preempt()
                     parts = [part for part in parts if part[0].sequence is not None]
-        return []
+        return [], joined([]), []
 
     def _preempt(self) -> None:
         """The youngest gives its memory back and waits at the head of the line. One alone always fits, as the
@@ -605,8 +631,12 @@ class Engine:
     def _give(self) -> None:
         """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
         Who wakes up wants Python's lock, and would have it at the next call of the engine."""
-        for stream, token, is_end in self._chosen:
-            stream.put(token, is_end)
+        if not self._chosen:
+            return
+        now = time.monotonic()
+        self.times.given([request for request, _, _ in self._chosen], now)
+        for request, token, is_end in self._chosen:
+            request.stream.put(token, is_end, now)
         self._chosen.clear()
 
     def _choose(self, request: Request) -> None:
@@ -642,8 +672,7 @@ class Engine:
         """Notes a token that was chosen, and passes on why it is the last."""
         assert request.choice is not None
         self.totals["generated"] += 1
-        self.times.chosen(request)
-        self._chosen.append((request.stream, token, token in request.choice.ends))
+        self._chosen.append((request, token, token in request.choice.ends))
         return reason
 
     def _settle(self, request: Request, n: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,16 @@ class ExpertStats:
     def hit_rate(self) -> float:
         """Share of the uses whose expert had a place; 0 where there was none."""
         return self.n_device / max(self.n_device + self.n_streamed + self.n_zero_copy + self.n_cpu, 1)
+
+
+def experts_together(all_stats: Sequence[ExpertStats]) -> ExpertStats:
+    """Of several sessions of one model. Experts that have a place have one in each."""
+    names = ("n_device", "n_streamed", "n_zero_copy", "n_cpu", "n_copies", "copied_bytes")
+    return ExpertStats(
+        **{name: sum(getattr(own, name) for own in all_stats) for name in names},
+        resident=np.logical_and.reduce([own.resident for own in all_stats]),
+        recent=np.mean([own.recent for own in all_stats], axis=0),
+    )
 
 
 class ExpertWatch:

@@ -68,6 +68,7 @@ class Loader:
         self.model = model
         self.devices = devices
         self.options = options
+        self._asked = dict(options)
         self._n_ctx = options["n_ctx"]
         self.online = online
         self.say = say
@@ -76,6 +77,10 @@ class Loader:
         self._given = plan
         self._names, self._budget = names, vram_budget
         self._n_layers = n_gpu_layers
+
+    def beside(self, devices: Devices | None) -> Loader:
+        """Of another session of the same model, with the same options, on other devices."""
+        return Loader(self.model, devices=devices, online=self.online, say=self.say, **self._asked)
 
     def open(self, progress: Progress | None = None) -> Session:
         """progress: called while weights are brought to devices.

@@ -47,6 +47,11 @@ class Stream:
         chosen."""
         self.first_at: float | None = None
         self.last_at: float | None = None
+        self.is_whole = False
+        """Its tokens are given when it has ended: who wants nothing sooner is not woken for each."""
+        self._held: list[tuple[int, bool]] = []
+        self.on_more: Callable[[], object] | None = None
+        """Called, in the thread that computes, when there is more, or it has ended."""
         self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
         self._ended = False
         self._cancel = cancel
@@ -75,6 +80,11 @@ class Stream:
         """Whether iterating would not wait."""
         return not self._queue.empty()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its end was read."""
+        return self._ended
+
     def cancel(self) -> None:
         """Ends the generation; its place is free before the next step. Does nothing after the end."""
         self._cancel(self)
@@ -83,16 +93,37 @@ class Stream:
         """The same: what ends an iterator."""
         self.cancel()
 
-    def put(self, token: int, is_end: bool) -> None:
-        self.last_at = time.monotonic()
+    def put(self, token: int, is_end: bool, now: float) -> None:
+        """now: of time.monotonic(), when it was chosen."""
+        self.last_at = now
         if self.first_at is None:
-            self.first_at = self.last_at
+            self.first_at = now
+        if self.is_whole:
+            self._held.append((token, is_end))
+            return
         self._queue.put((token, is_end))
+        if self.on_more is not None:
+            self.on_more()
 
     def end(self, reason: Reason, error: BaseException | None = None) -> None:
         if self.reason is None:
             self.reason, self.error = reason, error
+            for item in self._held:
+                self._queue.put(item)
             self._queue.put(error)
+            if self.on_more is not None:
+                self.on_more()
+
+
+def taken(stream: Stream) -> Iterator[int | None]:
+    """The same tokens without waiting: None where there is none yet."""
+    while True:
+        while not stream.has_more and not stream.is_over:
+            yield None
+        try:
+            yield next(stream)
+        except StopIteration:
+            return
 
 
 @dataclass(eq=False, kw_only=True)

@@ -161,7 +161,9 @@ class Sampler:
         self._token = ffi.new("int32_t *")
         self._lock = threading.Lock()
 
-    def _open(self) -> Any:
+    @property
+    def handle(self) -> Any:
+        """The native sampler. Raises ClosedError after close()."""
         if self._handle is None:
             raise ClosedError("the sampler is closed")
         return self._handle
@@ -180,7 +182,7 @@ class Sampler:
 
     def sample_native(self, logits: Any, n_vocab: int) -> int:
         """The same, from n_vocab of the engine's own floats."""
-        handle = self._open()
+        handle = self.handle
         if n_vocab != self.n_vocab:
             raise ArgumentError(f"there are {n_vocab} logits, they must be {self.n_vocab}")
         with self._lock:
@@ -190,7 +192,7 @@ class Sampler:
     def next_native(self, session: Any, seq: int, pos: int, token: int) -> tuple[int, int]:
         """Feeds a token to the engine's session and chooses what follows: the status, and the chosen token.
         On an error that is the token that was fed, or -1."""
-        handle = self._open()
+        handle = self.handle
         with self._lock:
             try:
                 status = _native.lib.pi_session_next(session, seq, pos, token, handle, self._token)
@@ -200,14 +202,14 @@ class Sampler:
 
     def accept(self, *tokens: int) -> None:
         """Tells the sampler that these tokens were appended; penalties look at them."""
-        handle = self._open()
+        handle = self.handle
         with self._lock:
             for token in tokens:
                 _native.check(_native.lib.pi_sampler_accept(handle, _native.fit("token", token)))
 
     def reset(self, seed: int) -> None:
         """Forgets accepted tokens and restarts the random sequence."""
-        handle = self._open()
+        handle = self.handle
         with self._lock:
             _native.lib.pi_sampler_reset(handle, _native.fit("seed", seed, 64, signed=False))
 

@@ -80,13 +80,14 @@ class Scheduler:
         *,
         limit: int | None = None,
         deadline: float | None = None,
+        is_whole: bool = False,
     ) -> Stream:
         """Begins a generation and returns its tokens.
 
         choice: of this generation alone; its hooks run in the scheduler's thread, an exception from them ends
         this generation only and is raised where its stream is read. limit: most tokens; None: until n_ctx
         is full, or as many as that where it is shifted.
-        deadline: of time.monotonic().
+        deadline: of time.monotonic(). is_whole: give the tokens when it has ended.
 
         Raises ArgumentError, ContextError (a prompt that n_ctx or the pool cannot hold), BusyError (too many
         wait), ClosedError.
@@ -110,6 +111,7 @@ class Scheduler:
             draft=self._draft,
             deadline=deadline,
         )
+        request.stream.is_whole = is_whole
         choice.begin(prompt)
         self._add(request)
         return request.stream

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from .expert_stats import ExpertStats
+from .expert_stats import ExpertStats, experts_together
 from .request import Request
 from .session import LayerStep
 
@@ -27,9 +29,10 @@ class Times:
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
     sum_s: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum_s += seconds
+    def add(self, seconds: float, n: int = 1) -> None:
+        """n: how many were as long."""
+        self.counts[bisect_left(SECONDS, seconds)] += n
+        self.sum_s += n * seconds
 
     def copy(self) -> Times:
         return Times(list(self.counts), self.sum_s)
@@ -38,6 +41,14 @@ class Times:
     def mean_s(self) -> float:
         n = sum(self.counts)
         return self.sum_s / n if n else 0.0
+
+
+def _added(all_times: Iterable[Times]) -> Times:
+    found = Times()
+    for times in all_times:
+        found.counts = [a + b for a, b in zip(found.counts, times.counts, strict=True)]
+        found.sum_s += times.sum_s
+    return found
 
 
 class RequestTimes:
@@ -49,13 +60,18 @@ class RequestTimes:
     def placed(self, request: Request) -> None:
         self.queue.add(time.monotonic() - request.came_at)
 
-    def chosen(self, request: Request) -> None:
-        now = time.monotonic()
-        if request.token_at is None:
-            self.first_token.add(now - request.came_at)
-        else:
-            self.between_tokens.add(now - request.token_at)
-        request.token_at = now
+    def given(self, requests: Iterable[Request], now: float) -> None:
+        """A step's tokens, each of which one of these has."""
+        before: dict[float, int] = {}  # most have had their last token at the same time
+        for request in requests:
+            at = request.token_at
+            if at is None:
+                self.first_token.add(now - request.came_at)
+            else:
+                before[at] = before.get(at, 0) + 1
+            request.token_at = now
+        for at, n in before.items():
+            self.between_tokens.add(now - at, n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +107,25 @@ class SchedulerStats:
     """What a step of the last quarter of a second did; empty before the first."""
     experts: ExpertStats | None = None
     """As of then; None: the model is no mixture."""
+    n_replicas: int = 1
+    """Sessions that compute."""
+
+
+def together(all_stats: Sequence[SchedulerStats]) -> SchedulerStats:
+    """Of several schedulers of one model; layers are the first one's."""
+    ended: Counter[str] = Counter()
+    for own in all_stats:
+        ended.update(own.n_ended)
+    values: dict[str, Any] = {"n_ended": dict(ended), "layers": all_stats[0].layers}
+    for name in ("queue", "first_token", "between_tokens"):
+        values[name] = _added(getattr(own, name) for own in all_stats)
+    values["kv_used"] = sum(own.kv_used for own in all_stats) / len(all_stats)
+    experts = [own.experts for own in all_stats if own.experts is not None]
+    values["experts"] = experts_together(experts) if experts else None
+    for each in fields(SchedulerStats):
+        if each.name not in values:
+            values[each.name] = sum(getattr(own, each.name) for own in all_stats)
+    return SchedulerStats(**values)
 
 
 class Rates:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ClosedError, UnsupportedError
 from .arrays import Ids, Logits
-from .completions import Completions
+from .completions import Completions, _Request
 from .embedding import normalized
-from .request import Stream
+from .replicas import Replicas
+from .request import Stream, taken
 from .sampling import Criteria, Processors, Sampling
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from .._text.answer import Answer
     from .._text.chat_format import ChatFormat
     from .._text.grammar import Constraint, LlamaGrammar
     from .._text.grammars import Grammars, RemoteConstraint
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from ..llama import Llama
 
 __all__ = ["Served"]
+
+Reads = Literal["each", "whole", "ready"]
+"""How an answer is read: waiting for each token, at its end, or what is there: then None stands between
+tokens where no more are."""
 
 _TICK_S = 0.1  # how often one that waits looks whether it still should
 
@@ -54,17 +60,19 @@ class Served(Completions):
     def __init__(
         self,
         llama: Llama,
-        scheduler: Scheduler,
+        scheduler: Scheduler | Replicas,
         *,
         limit: int | None = None,
         grammars: Grammars | None = None,
         preparing: threading.Semaphore | None = None,
         deadline: float | None = None,
         is_first: bool = True,
+        reads: Reads = "each",
     ) -> None:
         """limit: no generation needs more tokens; 0: only the prompt counts. grammars: where its grammars are
         compiled; None: here. preparing: held while a prompt is made of text. deadline: of time.monotonic(),
-        at which generations end. is_first: of several answers to one prompt."""
+        at which generations end. is_first: of several answers to one prompt. reads: how its answers are
+        read."""
         self._llama = llama
         self.model_path = llama.model_path
         self.chat_handler = llama.chat_handler
@@ -80,6 +88,8 @@ class Served(Completions):
         self._deadline = deadline
         self._is_closed = False
         self.is_first = is_first
+        self._reads = reads
+        self._is_whole = False
         self.streams: list[Stream] = []
         """Of its generations, in their order."""
         self._texts: list[Stream] = []
@@ -131,14 +141,16 @@ class Served(Completions):
         is_continued: bool = False,
         ends: Set[int] = frozenset(),
         **hooks: Any,
-    ) -> Stream:
+    ) -> Iterable[int]:
         ends = ends if self._tokenizer is None else self._tokenizer.eog | ends
         constraint: Constraint | RemoteConstraint | None = hooks.get("constraint")
         try:
             choice = self._choice(
                 options, seed, logit_bias, logits_processor, stopping_criteria, ends=ends, **hooks
             )
-            stream = self._scheduler.submit(prompt, choice, limit=self._limit, deadline=self._deadline)
+            stream = self._scheduler.submit(
+                prompt, choice, limit=self._limit, deadline=self._deadline, is_whole=self._is_whole
+            )
         except BaseException:
             if constraint is not None:
                 constraint.close()
@@ -147,7 +159,16 @@ class Served(Completions):
         if self._is_closed:
             stream.cancel()
             raise ClosedError("the request was cancelled")
-        return stream
+        return taken(stream) if self._reads == "ready" else stream  # type: ignore[return-value]
+
+    def _answer(self, ids: list[int], request: _Request) -> Answer:
+        self._is_whole = self._reads == "whole" and not request.stop  # which are looked for in each token
+        return super()._answer(ids, request)
+
+    def watch(self, more: Callable[[], object]) -> None:
+        """more: called when its generations, which have all begun, have more, in another thread."""
+        for stream in self.streams:
+            stream.on_more = more
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:

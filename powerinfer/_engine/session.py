@@ -264,7 +264,9 @@ class Session:
         seq: int | Sequence[int] = 0,
         want_logits: bool | Sequence[int] | npt.NDArray[np.uint8] | None = None,
         hidden: npt.NDArray[np.float32] | None = None,
-    ) -> None:
+        rows: Sequence[int] = (),
+        samplers: Sequence[Sampler] = (),
+    ) -> list[int]:
         """Computes tokens and appends them to their sequences.
 
         pos: positions, which must continue each sequence; None: they do.
@@ -272,6 +274,10 @@ class Session:
         want_logits: of which tokens the logits are kept (a TokenKind of each, or True and False); True:
             all, False: none, None: the last.
         hidden: [n_tokens, n_embd], for a model that is a head for further tokens: what it reads beside each.
+        rows, samplers: each sampler, which nobody else uses meanwhile, chooses by its row of the logits, as
+            draw() does, and accepts what it chose: in the same call of the engine, whose threads share that.
+
+        Returns what the samplers chose, -1 where that failed: draw() then says why.
 
         On the CPU a token's values depend on its own sequence only, to the bit, and a prompt that is cut into
         feeds where `_native.chunk_end` says gets the values that it gets whole.
@@ -305,9 +311,14 @@ class Session:
             if given.shape != (n, self.model.info.n_embd):
                 raise ArgumentError(f"hidden has shape {given.shape}, not ({n}, {self.model.info.n_embd})")
         batch.hidden = ffi.NULL if given is None else ffi.from_buffer("float[]", given)
+        handles = ffi.new("pi_sampler *[]", [sampler.handle for sampler in samplers])
+        chosen, of = ffi.new("int32_t[]", len(handles)), ffi.new("int32_t[]", rows)
         with self._lock:
-            self._check_fed(_native.lib.pi_session_feed(self.handle, batch))
+            self._check_fed(
+                _native.lib.pi_session_feed_choose(self.handle, batch, len(handles), of, handles, chosen)
+            )
             self._keep(n, n_wanted)
+        return ffi.unpack(chosen, len(handles)) if samplers else []
 
     def next(self, token: int, pos: int, sampler: Sampler, *, seq: int = 0) -> int:
         """feed([token], pos=[pos], seq=seq), draw() and accept() in one call of the engine: a loop over

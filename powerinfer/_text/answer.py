@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # and where they begin, in characters from the beginning of the answer.
 Part = tuple[str, Sequence[TokenLogprob], Sequence[int]]
 
+PAUSE: Part = ("", (), ())
+"""Stands between parts where the tokens have a None: no more are there at the moment."""
+
 
 class Answer:
     """The text of one generation; iterating runs it and gives parts that can be shown at once.
@@ -51,7 +54,7 @@ class Answer:
 
     def __init__(
         self,
-        tokens: Iterable[int],
+        tokens: Iterable[int | None],
         tokenizer: Tokenizer,
         *,
         prompt: list[int],
@@ -93,6 +96,9 @@ class Answer:
         eog, limit, ends = self.tokenizer.eog, self._limit, self._ends
         try:
             for token in self._tokens:
+                if token is None:
+                    yield PAUSE
+                    continue
                 if limit == 0:
                     reason = "length"
                     break
@@ -242,13 +248,16 @@ def completion(answer: Answer, model: str, echo: Echo) -> Completion:
     return result
 
 
-def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[CompletionChunk]:
-    """Runs the generation while it is asked for."""
+def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[CompletionChunk | None]:
+    """Runs the generation while it is asked for. None: no more is there at the moment."""
     head = _head("text_completion", "cmpl", model)
     if echo.text or echo.logprobs:
         begin = (echo.text, echo.logprobs, echo.offsets)
         yield _with(head, choices=_choice(echo.text, _told(answer, begin, 0), None))
     for part in answer.parts():
+        if part is PAUSE:
+            yield None
+            continue
         told = _told(answer, part, echo.before) if answer.wants_logprobs else None
         yield _with(head, choices=_choice(part[0], told, None))
     choices = _choice("", None, answer.finish_reason)
@@ -260,10 +269,14 @@ def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[Comple
 
 
 def _chat_parts(answer: Answer, parser: AnswerParser | None) -> Iterator[tuple[Any, ChatLogprobs | None]]:
-    """Texts, thoughts, tool calls and parts of these, in order; where there are tool calls `finish_reason`
-    becomes "tool_calls"."""
+    """Texts, thoughts, tool calls and parts of these, in order, and None for a pause; where there are tool
+    calls `finish_reason` becomes "tool_calls"."""
     n_calls = 0
-    for text, entries, _ in answer.parts():
+    for part in answer.parts():
+        if part is PAUSE:
+            yield None, None
+            continue
+        text, entries, _ = part
         told = chat_logprobs(entries, answer.tokenizer) if answer.wants_logprobs else None
         if parser is None:
             yield text, told
@@ -321,8 +334,9 @@ def _reason(reason: FinishReason, legacy: bool) -> FinishReason:
 
 def chat_completion_chunks(
     answer: Answer, model: str, parser: AnswerParser | None = None, legacy: bool = False
-) -> Iterator[ChatCompletionChunk]:
-    """Runs the generation while it is asked for: the role, what it says, the finish reason."""
+) -> Iterator[ChatCompletionChunk | None]:
+    """Runs the generation while it is asked for: the role, what it says, the finish reason. None: no more is
+    there at the moment."""
     head = _head("chat.completion.chunk", "chatcmpl", model)
 
     def chunk(
@@ -337,7 +351,9 @@ def chat_completion_chunks(
     yield chunk({"role": "assistant"})
     n_calls = 0
     for item, logprobs in _chat_parts(answer, parser):
-        if isinstance(item, str):
+        if item is None:
+            yield None
+        elif isinstance(item, str):
             yield chunk({"content": item}, logprobs)
         elif isinstance(item, Thought):
             yield chunk({"reasoning_content": item.text}, logprobs)

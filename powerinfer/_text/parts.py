@@ -17,3 +17,8 @@ class CallPart:
     """More of the arguments of the call that was told last."""
 
     text: str
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many characters at the end may be the beginning of a mark."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)

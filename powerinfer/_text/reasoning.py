@@ -5,30 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .parts import Thought
+from .parts import Thought, held_back
+from .tool_styles import marks as control_marks
 
 if TYPE_CHECKING:
     from .channels import ChannelParser
     from .tokenizer import Tokenizer
     from .tool_calls import ToolCallParser
 
-OPEN, CLOSE = "<think>", "</think>"
+MARKS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),  # Mistral
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+)
+"""What stands before and behind a thought, by families."""
 
 
-def thinks(template: str) -> bool:
-    """Whether a chat template is of a model that thinks so."""
-    return OPEN in template or CLOSE in template
+def thinks(template: str) -> tuple[str, str] | None:
+    """The marks of the chat template of a model that thinks so; None: it does not."""
+    return next((pair for pair in MARKS if pair[0] in template or pair[1] in template), None)
 
 
-def has_begun(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+def has_begun(prompt: Sequence[int], tokenizer: Tokenizer, marks: tuple[str, str]) -> bool:
     """Whether the prompt ends with the beginning of a thought, which the answer goes on with."""
     end = b"".join(tokenizer.piece(token, True) for token in prompt[-16:])
-    return end.rstrip().endswith(OPEN.encode())
+    return end.rstrip().endswith(marks[0].encode())
 
 
-def marks(tokenizer: Tokenizer) -> frozenset[int]:
+def special(tokenizer: Tokenizer, marks: tuple[str, str]) -> frozenset[int]:
     """Tokens that are shown for this parser, in files that call them control tokens."""
-    ids = (tokenizer.id_of(text) for text in (OPEN, CLOSE))
+    texts = [part for mark in marks for part in (mark, *control_marks(mark))]
+    ids = (tokenizer.id_of(text) for text in texts)
     return frozenset(i for i in ids if i is not None and not tokenizer.is_eog(i))
 
 
@@ -36,8 +46,16 @@ class ReasoningParser:
     """Splits an answer while it comes; `rest` reads what follows the thought. Spaces around the thought are
     dropped; one that is not closed goes on to the end."""
 
-    def __init__(self, rest: ToolCallParser | ChannelParser | None = None, *, begun: bool = False) -> None:
+    def __init__(
+        self,
+        rest: ToolCallParser | ChannelParser | None = None,
+        *,
+        begun: bool = False,
+        marks: tuple[str, str] = MARKS[0],
+    ) -> None:
+        """begun: the prompt ended with the first mark."""
         self._rest = rest
+        self._open, self._close = marks
         self._text = ""
         self._state = "inside" if begun else "before"
         self._is_first = True
@@ -48,26 +66,26 @@ class ReasoningParser:
         found: list[Any] = []
         if self._state == "before":
             begin = self._text.lstrip()
-            if OPEN.startswith(begin):  # and where nothing has come yet
-                if begin != OPEN:
+            if self._open.startswith(begin):  # and where nothing has come yet
+                if begin != self._open:
                     return found
-            elif not begin.startswith(OPEN):
+            elif not begin.startswith(self._open):
                 self._state = "answer"
             if self._state == "before":
-                self._text, self._state = begin[len(OPEN) :], "inside"
+                self._text, self._state = begin[len(self._open) :], "inside"
         if self._state == "inside":
             if self._is_first:
                 self._text = self._text.lstrip()
                 self._is_first = not self._text
-            at = self._text.find(CLOSE)
-            end = at if at >= 0 else len(self._text) - _held_back(self._text)
+            at = self._text.find(self._close)
+            end = at if at >= 0 else len(self._text) - held_back(self._text, self._close)
             shown = self._text[:end].rstrip()
             if shown:
                 found.append(Thought(shown))
             if at < 0:
                 self._text = self._text[len(shown) :]
                 return found
-            self._text, self._state = self._text[at + len(CLOSE) :], "between"
+            self._text, self._state = self._text[at + len(self._close) :], "between"
         if self._state == "between":
             self._text = self._text.lstrip()
             if not self._text:
@@ -90,8 +108,3 @@ class ReasoningParser:
         if not text:
             return []
         return [text] if self._rest is None else list(self._rest.push(text))
-
-
-def _held_back(text: str) -> int:
-    """How many characters at the end may be the beginning of the closing mark."""
-    return next((n for n in range(min(len(text), len(CLOSE) - 1), 0, -1) if CLOSE.startswith(text[-n:])), 0)

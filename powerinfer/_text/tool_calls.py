@@ -22,16 +22,26 @@ from typing import Any
 from ..errors import ArgumentError
 from ..types import ToolCall
 from .grammar import LlamaGrammar, closed, need_llguidance
+from .parts import held_back
 from .tokenizer import Tokenizer
-from .tool_styles import JsonStyle, NamedStyle, PythonStyle, Style, TagStyle, literals, marks
+from .tool_styles import (
+    MAX_DEPTH,
+    BracedStyle,
+    JsonStyle,
+    KeyedStyle,
+    NamedStyle,
+    PythonStyle,
+    Style,
+    TagStyle,
+    literals,
+    marks,
+)
 
 Tool = Mapping[str, Any]
 Message = Mapping[str, Any]
 
 MAX_CALLS = 8
 """Most calls of one answer that a grammar allows."""
-MAX_DEPTH = 64
-"""Of what describes a function."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class ToolFormat:
 
     def special(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Control tokens that are part of a call's text."""
-        texts = [self.open, self.close, "[ARGS]"]
+        texts = [self.open, self.close, "[ARGS]", "[CALL_ID]"]
         texts += [mark for text in (self.open, self.close, *self.style.texts) for mark in marks(text)]
         ids = (tokenizer.id_of(text) for text in texts if text)
         return frozenset(i for i in ids if i is not None and not tokenizer.is_eog(i))
@@ -138,7 +148,12 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
         ToolFormat(
             "mistral-args",
             "[TOOL_CALLS]",
-            style=NamedStyle("", "[ARGS]", before_pattern=r"(?:\[TOOL_CALLS\])?"),
+            style=NamedStyle(
+                "",
+                "[ARGS]",
+                before_pattern=r"(?:\[TOOL_CALLS\])?",
+                between_pattern=r"(?:\[CALL_ID\]\s*\w*\s*)?\[ARGS\]",  # Mistral Small 3.2 numbers them
+            ),
             separator="",
         ),
     ),
@@ -212,6 +227,31 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
             style=NamedStyle("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
             is_group=True,
             separator="",
+        ),
+    ),
+    (
+        ("<|tool_call>", '<|"|>'),  # Gemma 4
+        ToolFormat("gemma-4", "<|tool_call>", "<tool_call|>", style=BracedStyle('<|"|>'), separator=""),
+    ),
+    (
+        ("<start_function_call>",),  # FunctionGemma
+        ToolFormat(
+            "function-gemma",
+            "<start_function_call>",
+            "<end_function_call>",
+            style=BracedStyle("<escape>"),
+            separator="",
+        ),
+    ),
+    (
+        ("<|tools_prefix|>",),  # Apertus
+        ToolFormat(
+            "apertus",
+            "<|tools_prefix|>",
+            "<|tools_suffix|>",
+            style=KeyedStyle(),
+            is_list=True,
+            separator=", ",
         ),
     ),
     (
@@ -316,7 +356,7 @@ class ToolCallParser:
     def _rest(self) -> list[str | ToolCall]:
         text, self._text = self._text, ""
         if self._inside:  # the mark at the end may be cut short, or missing
-            body = text[: len(text) - _held_back(text, self._form.close)]
+            body = text[: len(text) - held_back(text, self._form.close)]
             text = self._form.open + text
             calls: list[str | ToolCall] = [*self._calls(body)]
             return calls or ([text] if text else [])
@@ -331,7 +371,7 @@ class ToolCallParser:
             if not self._inside:
                 at = self._text.find(form.open)
                 if at < 0:
-                    n = len(self._text) - _held_back(self._text, form.open)
+                    n = len(self._text) - held_back(self._text, form.open)
                     if self._after_call and not self._text[:n].strip():
                         return  # nothing but space may stand between two calls
                     shown, self._text = self._text[:n], self._text[n:]
@@ -388,11 +428,6 @@ class ToolCallParser:
             "type": "function",
             "function": {"name": name, "arguments": text},
         }
-
-
-def _held_back(text: str, mark: str) -> int:
-    """How many characters at the end may be the beginning of a mark."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
 def _literal(text: str, tokenizer: Tokenizer) -> str:

@@ -13,7 +13,9 @@ _BEGIN = re.compile(
     r'(?:<\|python_tag\|>)?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
     r'"name"\s*:\s*"([^"\\]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_BEGIN_ARGS = re.compile(r"(?:\[TOOL_CALLS\])?\s*([\w.-]{1,128})\s*\[ARGS\]\s*(?=\{)")
+_BEGIN_ARGS = re.compile(
+    r"(?:\[TOOL_CALLS\])?\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w*\s*)?\[ARGS\]\s*(?=\{)"
+)
 _SPACE = " \t\r\n,;"
 
 

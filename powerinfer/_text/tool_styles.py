@@ -1,4 +1,4 @@
-"""How single calls are written: as JSON, as a name and arguments, in tags, or as in Python.
+"""How single calls are written: as JSON, as a name and arguments, in braces, in tags, or as in Python.
 
 A style reads the text between a format's marks, and says in a grammar (lark, as llguidance has it) what a
 call looks like.
@@ -22,7 +22,9 @@ Calls = list[tuple[Any, Any]]
 
 _NAME = re.compile(r"\s*([\w.-]+)\s*")
 _SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,;]*")
-_MARK = re.compile(r"(<\|[^<>|]*\|>|<｜[^<>｜]*｜>|</?[\w:]+>|\[[A-Z_]+\])")
+_MARK = re.compile(r"(<\|[^<>|]*\|>|<｜[^<>｜]*｜>|<\|\w+>|<\w+\|>|</?[\w:]+>|\[[A-Z_]+\])")
+MAX_DEPTH = 64
+"""Of a call's arguments."""
 
 
 def marks(text: str) -> list[str]:
@@ -58,6 +60,114 @@ class JsonStyle:
     def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
         begin = f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
         return [f'call_{i}: {json.dumps(begin)} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+
+
+@dataclass(frozen=True)
+class KeyedStyle:
+    """{"the name": {...}}, one or a list of them."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, body: str, schemas: Schemas) -> Calls:
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            return []
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, dict) and len(item) == 1 for item in items):
+            return []
+        return [pair for item in items for pair in item.items()]
+
+    def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
+        begin = json.dumps(f"{{{json.dumps(name)}: ")
+        return [f'call_{i}: {begin} args_{i} "}}"', f"args_{i}: %json {json.dumps(schema)}"]
+
+
+@dataclass(frozen=True)
+class BracedStyle:
+    """call:name{key:value,...}, texts between marks, keys within as they are."""
+
+    quote: str
+    """The mark before and behind a text."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.quote,)
+
+    def read(self, body: str, schemas: Schemas) -> Calls:
+        found: Calls = []
+        at = _past(_BETWEEN, body, 0)
+        while at < len(body):
+            named = _BRACED.match(body, at)
+            if named is None:
+                return []
+            try:
+                value, at = self._read(body, named.end() - 1, 0)
+            except ValueError:
+                return []
+            found.append((named[1], value))
+            at = _past(_BETWEEN, body, at)
+        return found
+
+    def _read(self, text: str, at: int, depth: int) -> tuple[Any, int]:
+        """A value and where it ends. Raises ValueError."""
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deep")
+        if text.startswith(self.quote, at):
+            end = text.index(self.quote, at + len(self.quote))
+            return text[at + len(self.quote) : end], end + len(self.quote)
+        if text.startswith('"', at):
+            value, end = json.JSONDecoder().raw_decode(text, at)
+            return value, end
+        if text[at : at + 1] not in ("{", "["):
+            plain = _PLAIN.match(text, at)
+            if plain is None:
+                raise ValueError("no value")
+            return _value(plain[0].strip(), None), plain.end()
+        is_object, close = text[at] == "{", "}" if text[at] == "{" else "]"
+        values: list[Any] = []
+        keys: list[Any] = []
+        at = _past(_SPACE, text, at + 1)
+        while not text.startswith(close, at):
+            if is_object:
+                key, at = self._read(text, at, depth + 1)
+                keys.append(key if isinstance(key, str) else json.dumps(key))
+                at = _past(_SPACE, text, at)
+                if not text.startswith(":", at):
+                    raise ValueError("a key without a value")
+                at = _past(_SPACE, text, at + 1)
+            value, at = self._read(text, at, depth + 1)
+            values.append(value)
+            at = _past(_SPACE, text, at)
+            if text.startswith(",", at):
+                at = _past(_SPACE, text, at + 1)
+            elif not text.startswith(close, at):
+                raise ValueError("neither a comma nor the end")
+        return (dict(zip(keys, values, strict=True)) if is_object else values), at + 1
+
+    def rule(self, i: int, name: str, schema: Mapping[str, Any], literal: Literal) -> list[str]:
+        """Required arguments, in their order; others are left to models that are free to write them."""
+        properties = schema.get("properties") or {}
+        keys = [key for key in properties if key in (schema.get("required") or [])]
+        quote = literals(self.quote, literal)
+        lines = []
+        for n, key in enumerate(keys):
+            of = properties[key] if isinstance(properties[key], Mapping) else {}
+            if "enum" in of and all(isinstance(v, str) for v in of["enum"]):
+                value = f"{quote} ({' | '.join(json.dumps(v) for v in of['enum'])}) {quote}"
+            elif of.get("type") == "string" and "enum" not in of:
+                value = f"{quote} /[^<]*/ {quote}"
+            else:
+                value = f"%json {json.dumps(properties[key])}"
+            lines.append(f"value_{i}_{n}: {value}")
+        words = ' "," '.join(f"{json.dumps(key + ':')} value_{i}_{n}" for n, key in enumerate(keys))
+        return [f'call_{i}: {json.dumps(f"call:{name}{{")} {words} "}}"', *lines]
+
+
+_BRACED = re.compile(r"(?:call:)?([\w.-]+)\s*\{")
+_PLAIN = re.compile(r'[^,:{}\[\]<>"]+')
 
 
 @dataclass(frozen=True)
@@ -201,7 +311,7 @@ class PythonStyle:
         return [f'call_{i}: {json.dumps(name + "(")} {words} ")"', *lines]
 
 
-Style = JsonStyle | NamedStyle | TagStyle | PythonStyle
+Style = JsonStyle | KeyedStyle | BracedStyle | NamedStyle | TagStyle | PythonStyle
 
 
 def _is_call(node: ast.expr) -> bool:

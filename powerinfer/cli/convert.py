@@ -57,6 +57,11 @@ def add_arguments(parser: Parser) -> None:
         "silent ones are not read in any format; llama.cpp does not read such a file",
     )
     parser.add_argument(
+        "--no-mtp",
+        action="store_true",
+        help="leave out the layer that guesses at further tokens, which some checkpoints have",
+    )
+    parser.add_argument(
         "--hidden-act",
         choices=ACTIVATIONS,
         default="",
@@ -99,6 +104,7 @@ def main(args: argparse.Namespace) -> int:
             hidden_act=args.hidden_act,
             pre=args.pre,
             transpose_down=args.transpose_down,
+            next_head=not args.no_mtp,
             progress=bar,
         )
     for line in facts(summary(done), width=output_width()):
@@ -118,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
 def _adapter(args: argparse.Namespace) -> int:
     from ..models.convert.adapter import convert_adapter
 
-    for name in ("predictors", "activation", "transpose_down", "hidden_act", "pre", "check"):
+    for name in ("predictors", "activation", "transpose_down", "no_mtp", "hidden_act", "pre", "check"):
         if getattr(args, name):
             raise ArgumentError(f"--{name.replace('_', '-')} is for models, and {args.folder} is an adapter")
     if not args.base:

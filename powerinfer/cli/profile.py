@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -183,69 +184,45 @@ def write(args: argparse.Namespace, file: ModelFile, target: str | Path | None, 
         plot(counts, args.plot, title=one_line(Path(file.path).name))
 
 
-def show_experts(args: argparse.Namespace, counts: Counts) -> None:
-    """Prints how uneven the use of experts is."""
-    total, layers = summarise_all_experts(counts), summarise_experts(counts)
-    if args.json:
-        out = {
-            "model": args.model,
-            "n_tokens": counts.n_tokens,
-            "n_layer": counts.n_layer,
-            "n_expert": counts.n_ff,
-            "all": asdict(total),
-            "layers": [asdict(layer) for layer in layers],
-        }
-        print(json.dumps(out, indent=2))
-        return
-    width = output_width()
-    text = (
-        f"over {counts.n_tokens:,} tokens: the most used quarter of the experts has "
-        f"{percent(total.carried_25, 1)} of the uses"
-    )
-    print(paragraph(text, width=width), end="\n\n")
-
-    def row(name: str, one: ExpertSummary) -> list[str]:
-        return [
-            name,
-            *(percent(share, 1) for share in (one.carried_10, one.carried_25, one.carried_50, one.never)),
-        ]
-
-    rows = [["layer", "top 10 %", "top 25 %", "top 50 %", "never"]]
-    rows += [row(str(i), layer) for i, layer in enumerate(layers)]
-    rows.append(row("all", total))
-    for line in columns(rows, right=range(5), width=width):
-        print(line)
-
-
 def show(args: argparse.Namespace, counts: Counts) -> None:
-    """Prints the power law."""
-    if counts.unit == "experts":
-        return show_experts(args, counts)
-    total, layers = summarise_all(counts), summarise(counts)
+    """Prints the power law, or how uneven the use of experts is."""
+    is_mixture = counts.unit == "experts"
+    total: Summary | ExpertSummary
+    layers: Sequence[Summary | ExpertSummary]
+    if is_mixture:
+        total, layers = summarise_all_experts(counts), summarise_experts(counts)
+    else:
+        total, layers = summarise_all(counts), summarise(counts)
     if args.json:
         out = {
             "model": args.model,
             "n_tokens": counts.n_tokens,
             "n_layer": counts.n_layer,
-            "n_ff": counts.n_ff,
+            "n_expert" if is_mixture else "n_ff": counts.n_ff,
             "all": asdict(total),
             "layers": [asdict(layer) for layer in layers],
         }
         print(json.dumps(out, indent=2))
         return
     width = output_width()
-    text = (
-        f"over {counts.n_tokens:,} tokens: {percent(total.active, 1)} of the neurons fire for a token; "
-        f"the hottest {percent(total.carry_80, 1)} do 80 % of the firing"
-    )
-    print(paragraph(text, width=width), end="\n\n")
-    rows = [["layer", "active", "80 % by", "90 % by", "never"]]
-    rows += [cells(str(i), layer) for i, layer in enumerate(layers)]
-    rows.append(cells("all", total))
+    if isinstance(total, ExpertSummary):
+        text = f"the most used quarter of the experts has {percent(total.carried_25, 1)} of the uses"
+        rows = [["layer", "top 10 %", "top 25 %", "top 50 %", "never"]]
+    else:
+        text = f"{percent(total.active, 1)} of the neurons fire for a token; "
+        text += f"the hottest {percent(total.carry_80, 1)} do 80 % of the firing"
+        rows = [["layer", "active", "80 % by", "90 % by", "never"]]
+    print(paragraph(f"over {counts.n_tokens:,} tokens: {text}", width=width), end="\n\n")
+    each: list[Summary | ExpertSummary] = [*layers, total]
+    names = [*map(str, range(len(layers))), "all"]
+    rows += [cells(*one) for one in zip(names, each, strict=True)]
     for line in columns(rows, right=range(5), width=width):
         print(line)
 
 
-def cells(name: str, summary: Summary) -> list[str]:
-    shares = (summary.active, summary.carry_80, summary.carry_90, summary.never)
+def cells(name: str, one: Summary | ExpertSummary) -> list[str]:
+    if isinstance(one, ExpertSummary):
+        shares = (one.carried_10, one.carried_25, one.carried_50, one.never)
+    else:
+        shares = (one.active, one.carry_80, one.carry_90, one.never)
     return [name, *(percent(share, 1) for share in shares)]

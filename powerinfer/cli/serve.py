@@ -31,6 +31,7 @@ EXAMPLES = """
 powerinfer serve                                         the demo model on http://127.0.0.1:8080
 powerinfer serve model.gguf --vram-budget 8              with 8 GiB of the GPU's memory
 powerinfer serve -m model.gguf -c 8192 -np 4 -a bamboo   4 conversations of 8192 tokens, named bamboo
+powerinfer serve model.gguf --replicas 2 --vram-budget 40   two GPUs, each with the whole model
 powerinfer serve a.gguf b.gguf --idle-unload 10m         two models, of which one at a time has the GPU
 powerinfer serve model.gguf --lora poet=poet.gguf        also under the name poet, with an adapter
 powerinfer serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
@@ -109,6 +110,14 @@ def add_arguments(parser: Parser) -> None:
         help="conversations computed at the same time (default %(default)s)",
     )
     limits.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="sessions over which requests are spread, each with the whole model on GPUs of its own; -np, "
+        "--kv-tokens and --max-waiting are of each (default %(default)s)",
+    )
+    limits.add_argument(
         "--kv-tokens",
         type=int,
         metavar="N",
@@ -118,7 +127,8 @@ def add_arguments(parser: Parser) -> None:
         "--prompt-part",
         type=int,
         metavar="N",
-        help="tokens of a prompt read between two tokens of others' answers (default 128)",
+        help="tokens of prompts read between two tokens of others' answers (default: as many as make these "
+        "take at most twice as long, if that does not make prompts much slower)",
     )
     limits.add_argument(
         "--max-waiting",
@@ -318,6 +328,7 @@ def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
                 prompt_part=args.prompt_part,
                 max_waiting=args.max_waiting,
                 pooling=args.pooling,
+                replicas=args.replicas,
                 progress=progress,
                 lora_path=[path for path, _ in adapters] or None,
                 lora_scale=[scale for _, scale in adapters] or 1.0,
@@ -338,7 +349,7 @@ def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
                 opener(path, own),
                 tuple(own_adapters),
                 group,
-                max_requests=args.parallel + args.max_waiting,
+                max_requests=args.replicas * (args.parallel + args.max_waiting),
             )
         )
         for adapter in own_adapters:

@@ -22,6 +22,7 @@ from ..errors import PowerInferError
 _X86 = {
     "scalar": (),
     "avx2": ("avx2", "fma", "f16c"),
+    "avx2_vnni": ("avx_vnni",),
     "avx512": ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"),
     "avx512_bf16": ("avx512_bf16",),
     "amx": ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16"),

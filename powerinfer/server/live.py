@@ -32,8 +32,8 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
     vram = None
     if plan is not None:
         vram = {
-            "budget_bytes": plan.budget_bytes,
-            "used_bytes": plan.bytes.total,
+            "budget_bytes": sum(own.budget_bytes for own in llm.plans if own is not None),
+            "used_bytes": sum(own.bytes.total for own in llm.plans if own is not None),
             "device": plan.rates.gpu,
         }
     return {
@@ -43,6 +43,7 @@ def engine_view(llm: AsyncLlama, info: LlamaInfo, name: str) -> dict[str, Any]:
         "n_ff": model.n_neurons,
         "tokens_per_second": round(stats.tokens_per_s, 3),
         "prompt_tokens_per_second": round(stats.prompt_tokens_per_s, 3),
+        "replicas": stats.n_replicas,
         "running": stats.running,
         "waiting": stats.waiting,
         "kv_used": round(stats.kv_used, 4),

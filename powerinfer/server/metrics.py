@@ -105,6 +105,7 @@ _VALUES: tuple[tuple[str, str, str, Value], ...] = (
     ("counter", "steps_total", "Steps of the engine.", lambda s: s.n_steps),
     ("counter", "preempted_total", "Times that a generation had to give way.", lambda s: s.n_preempted),
     ("counter", "evicted_total", "Idle sequences that were forgotten.", lambda s: s.n_evicted),
+    ("gauge", "replicas", "Sessions that compute.", lambda s: s.n_replicas),
     ("gauge", "running", "Generations under way.", lambda s: s.running),
     ("gauge", "waiting", "Requests that wait for a place.", lambda s: s.waiting),
     ("gauge", "kv_used_ratio", "Share of the memory for K and V that is taken.", lambda s: s.kv_used),

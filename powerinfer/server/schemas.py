@@ -371,6 +371,8 @@ class EngineView(BaseModel):
     """Neurons of a layer that a token goes through."""
     tokens_per_second: float
     prompt_tokens_per_second: float
+    replicas: int
+    """Sessions that compute, of which `layers` shows the first."""
     running: int
     waiting: int
     kv_used: float

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import checkpoints, models
+from tests import checkpoints, models, next_head
 from tests.convert import folders
 
 CONFIGS = models.GOLDEN / "configs.json.xz"
@@ -27,6 +27,32 @@ NAMES = [*SPECS, *(name for name in checkpoints.CASES if name not in checkpoints
 def configs() -> dict[str, dict[str, Any]]:
     content: dict[str, dict[str, Any]] = json.loads(lzma.decompress(CONFIGS.read_bytes()))
     return content
+
+
+def with_head(name: str) -> dict[str, Any]:
+    """Of a spec, with the head for further tokens of tests/next_head.py as the family publishes it: one more
+    layer, or mtp.*, whose norms have 1 less."""
+    spec = models.SPECS[name]
+    n, minus = spec.n_layer, float(spec.arch.startswith("qwen"))
+    out = weights(name) if name in SPECS else {}
+    for one, value in models.draw(next_head.longer(spec)).items():
+        one = one.replace("gate.correction.bias", "gate.e_score_correction_bias")
+        out[one] = value
+    names = {
+        "eh_proj": ("eh_proj", "fc"),
+        "enorm": ("enorm", "pre_fc_norm_embedding"),
+        "hnorm": ("hnorm", "pre_fc_norm_hidden"),
+        "shared_head_norm": ("shared_head.norm", "norm"),
+        "embed_tokens": ("embed_tokens", ""),
+        "shared_head_head": ("shared_head.head", ""),
+    }
+    tensors = next_head.with_head(spec, own_output=not minus)[1]
+    for new, (layer, mtp) in names.items():
+        value = tensors.get(f"blk.{n}.nextn.{new}.weight")
+        if value is not None:
+            value = value - np.float32(minus) if value.ndim == 1 else value
+            out[f"mtp.{mtp}.weight" if minus else f"model.layers.{n}.{layer}.weight"] = value
+    return {one.replace(f"model.layers.{n}.", "mtp.layers.0.") if minus else one: v for one, v in out.items()}
 
 
 def weights(name: str) -> dict[str, Any]:
@@ -61,7 +87,7 @@ def weights(name: str) -> dict[str, Any]:
 
 def _saved(name: str, drawn: dict[str, Any]) -> dict[str, Any]:
     """Experts of mixtures, which transformers has in one tensor and saves apart, under older names."""
-    if name not in ("dots1", "ernie4_5-moe", "hunyuan-moe", "minimax-m2", "afmoe"):
+    if name not in ("glm4_moe_lite", "dots1", "ernie4_5-moe", "hunyuan-moe", "minimax-m2", "afmoe"):
         renamed = {one.replace("moe.router.weight", "moe.router.layer.weight"): v for one, v in drawn.items()}
         return {
             one.replace("moe.experts.gate_up_proj", "moe.input_linear.weight").replace(

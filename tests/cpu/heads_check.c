@@ -110,7 +110,8 @@ static void check_soft_cap(int32_t n, float spread, float scale, float cap) {
 }
 
 int main(void) {
-    static const char *const tables[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot"};
+    static const char *const tables[] = {"scalar",      "avx2", "avx2_vnni", "avx512",
+                                         "avx512_bf16", "amx",  "neon",      "neon_dot"};
     static const int32_t widths[][3] = {{TE_F32, 5, 128},   {TE_F16, 24, 256},  {TE_BF16, 24, 128},
                                         {TE_Q8_0, 32, 544}, {TE_Q4_0, 64, 128}, {TE_Q4_K, 256, 768}};
     static const int32_t rows[] = {1, 3, 37, 64}, vectors[] = {1, 2, 3, 7, 16}, lengths[] = {1, 7, 8, 17, 64, 255, 256};

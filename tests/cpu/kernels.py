@@ -36,7 +36,7 @@ HALVES = {
 
 def tables() -> dict[str, Any]:
     """The kernel tables that this machine can run, by name."""
-    names = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
+    names = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
     found = {name: lib.te_cpu_kernels_named(name.encode()) for name in names}
     return {name: table for name, table in found.items() if table != ffi.NULL}
 

@@ -542,7 +542,8 @@ static void check_table(void) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const all[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot"};
+    static const char *const all[] = {"scalar",      "avx2", "avx2_vnni", "avx512",
+                                      "avx512_bf16", "amx",  "neon",      "neon_dot"};
     const int n = argc > 1 ? argc - 1 : COUNT(all);
     bool failed = false;
     for (int i = 0; i < n; i++) {

@@ -421,7 +421,12 @@ def test_team(table: str, n_threads: int) -> None:
 def test_int8_formats(table: str) -> None:
     """Which formats a table multiplies in 8-bit integers, each in one way: AVX2 not those of 8 bits."""
     wide = {"Q8_0", "IQ4_NL", "IQ4_XS"}
-    expected = {"avx2": {*cpu.INT8} - wide, "avx512": {*cpu.INT8}, "avx512_bf16": {*cpu.INT8}}
+    expected = {
+        "avx2": {*cpu.INT8} - wide,
+        "avx2_vnni": {*cpu.INT8} - wide,
+        "avx512": {*cpu.INT8},
+        "avx512_bf16": {*cpu.INT8},
+    }
     found = [n for k in TABLES[table].gemm.int8 for n, i in cpu.TYPES.items() if k.types >> i & 1]
     assert sorted(found) == sorted(expected.get(table, ()))
 

@@ -84,6 +84,35 @@ def test_linear_repeats_bit_for_bit() -> None:
                 assert [y.tobytes() for y in linear(team, products, 512, 3)] == [y.tobytes() for y in first]
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "F16"])
+def test_a_token_has_its_bits_among_any_number(table: str, name: str) -> None:
+    """From one to 33 tokens, by one member and by four, who pack what several tokens bring together."""
+    cols, most, names = 2560, 33, (name, "Q6_K", "F32")
+    x = np.random.default_rng(7).standard_normal((most, cols)).astype(np.float32)
+    rows = (37, 21, 5)
+    data = [cpu.random_rows(n, r, cols, 2)[0] for n, r in zip(names, rows, strict=True)]
+    c_products = ffi.new("te_linear[]", len(names))
+    y = [np.zeros((most, r), dtype=np.float32) for r in rows]
+    for p, n, r, d, out in zip(c_products, names, rows, data, y, strict=True):
+        p.w, p.y, p.ldy = cpu.matrix(n, ffi.from_buffer(d), r, cols)[0], fp(out), r
+    alone: list[list[bytes]] = []
+    for n_threads in (1, 4):
+        with Team(rows_only(table), n_threads, max_tok=most, max_cols=cols, max_rows=64) as team:
+            for t in range(most if n_threads == 1 else 0):
+                at = fp(x[t])
+                team.run(lambda m, ws, at=at: lib.te_op_linear(m, ws, c_products, 3, at, cols, 1))
+                alone.append([out[0].tobytes() for out in y])
+            for n_tok in range(2, most + 1):
+                for out in y:
+                    out[:] = CANARY
+                team.run(lambda m, ws, n=n_tok: lib.te_op_linear(m, ws, c_products, 3, fp(x), cols, n))
+                for t in range(n_tok):
+                    assert [out[t].tobytes() for out in y] == alone[t], (n_threads, n_tok, t)
+                assert all(np.all(out[n_tok:] == CANARY) for out in y)
+
+
 def linear_t(team: Team, name: str, n_rows: int, cols: int, n_tok: int, with_bias: bool, add: bool) -> Floats:
     """Runs one te_op_linear_t and checks it."""
     rng = np.random.default_rng(n_rows)

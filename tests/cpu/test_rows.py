@@ -129,6 +129,7 @@ def test_a_batch_has_the_bits_of_one(table: str, name: str) -> None:
         a = rng.standard_normal((most, n_rows)).astype(np.float32)
         bits = np.array([rng.integers(0, 1 << 32) for _ in range(n_rows)], dtype=np.uint32)
         bits[3], bits[5] = 0, 0xFFFFFFFF
+        same = np.full(n_rows, 0x5B6DD, dtype=np.uint32)
         sparse = np.flatnonzero(rng.random(n_rows) < 0.6).astype(np.int32)
         with cpu.Guarded(data) as memory:
             m = cpu.matrix(name, memory.pointer, n_rows, cols)
@@ -138,6 +139,7 @@ def test_a_batch_has_the_bits_of_one(table: str, name: str) -> None:
                 (8, sparse, bits),
                 (most, None, bits),
                 (most, sparse, None),
+                (most, sparse, same),
             ):
                 listed = np.arange(n_rows, dtype=np.int32) if rows is None else rows
                 c_rows = cpu.row_list(rows, 0, len(listed))

@@ -12,6 +12,41 @@ struct attention_case {
     bool sinks = false;
     float soft_cap = 0;
     bool v_norm = false;
+    bool chunked = false, warm = false; // warm: queries grow with their positions
+};
+
+// A router's product that a single token's attention computes beside it.
+struct beside_attention {
+    input in;
+    matrix m;
+    std::vector<float> bias;
+    result y;
+    te_linear_args op = {};
+    explicit beside_attention(bool large)
+        : in(input_new(1, large ? 2560 : 68, TE_NO_NORM, false)), m(matrix_new(TE_F32, large ? 64 : 7, in.cols)),
+          bias(normals((size_t)m.m.n_rows)), y(bias.size()) {
+        op.x = in.dx;
+        op.n_tok = op.n_products = 1;
+        op.cols = in.cols;
+        op.product[0].w = m.m;
+        op.product[0].bias = large ? nullptr : device_of(bias);
+        op.product[0].y = y.data();
+        is_true(api->attends_beside(&op) != 0, "attention does not take a router");
+    }
+    void check() const {
+        const std::vector<float> got = y.get();
+        for (int r = 0; r < m.m.n_rows; r++) {
+            const sum s = product(m, r, in, 0);
+            const double b = op.product[0].bias ? (double)bias[(size_t)r] : 0;
+            near(r, (double)got[(size_t)r], s.v + b, s.limit() + 4 * EPS * fabs(b));
+        }
+    }
+    void free() {
+        if (op.product[0].bias) OK(api->free(dev, (void *)op.product[0].bias));
+        in.free();
+        m.free();
+        y.free();
+    }
 };
 
 static void check_attention_case(const attention_case &k) {
@@ -93,6 +128,12 @@ static void check_attention_case(const attention_case &k) {
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
     op.window = k.window;
+    op.chunked = k.chunked;
+    if (k.warm) {
+        op.temp_scale = TEMP_SCALE;
+        op.temp_first = TEMP_FIRST;
+        op.temp_length = TEMP_LENGTH;
+    }
     const std::vector<float> sinks = some_sinks(k.n_head);
     op.sinks = k.sinks ? device_of(sinks) : nullptr;
     op.apart = k.n_tok > TE_CUDA_MAX_TOK || k.n_tok == 3; // no two of them are of one sequence
@@ -101,8 +142,11 @@ static void check_attention_case(const attention_case &k) {
     op.ld_out = ldq;
     op.scratch = device_new<float>(api->attention_floats(dev, &op));
     op.counter = device_of(std::vector<uint32_t>(api->attention_counters(dev, &op), 0));
+    beside_attention router(k.norm);
+    if (k.n_tok == 1) op.beside = &router.op;
     halves half = {};
-    if (api->attention_halves(dev, &op)) { // the result in F16, too
+    const bool halved = api->attention_halves(dev, &op) != 0;
+    if (halved) { // the result in F16, too
         half = halves_new(k.n_tok, (int)ldq, k.norm ? TE_Q4_0 : TE_F16);
         op.half = half.h.v;
         op.half_scale = half.h.scale;
@@ -112,18 +156,21 @@ static void check_attention_case(const attention_case &k) {
     }
     OK(api->attention(dev, &op));
     const std::vector<float> got = out.get();
-    if (op.half) {
+    if (op.beside) router.check();
+    router.free();
+    op.beside = nullptr;
+    if (halved) {
         half.read();
         for (int t = 0; t < k.n_tok; t++)
             for (int c = 0; c < (int)ldq; c++)
                 same(t * (long)ldq + c, half.at(t, c),
                      (double)te_f16_to_f32(te_f32_to_f16(got[(size_t)t * ldq + (size_t)c])));
-        half.free();
-        op.half = nullptr;
     }
     const std::vector<uint8_t> after_k = host_of(dk, pool_k), after_v = host_of(dv, pool_v);
     OK(api->attention(dev, &op));
     same_bits(got, out.get());
+    if (halved) half.free();
+    op.half = nullptr;
     for (uint32_t c : host_of(op.counter, api->attention_counters(dev, &op))) same(0, c, 0);
 
     auto ready = [&](const float *src, const float *norm, int t) { // normed and rotated
@@ -182,14 +229,14 @@ static void check_attention_case(const attention_case &k) {
     for (int t = 0; t < k.n_tok; t++)
         for (int h = 0; h < k.n_head; h++) {
             const int n = k.pos[(size_t)t] + 1, kvh = h / (k.n_head / k.n_head_kv),
-                      lowest = k.window ? std::max(0, n - k.window) : 0;
+                      lowest = lowest_of(n - 1, k.window, k.chunked);
             const float *o = &got[(size_t)t * ldq + (size_t)h * d];
             if (n < 1) {
                 for (size_t i = 0; i < d; i++) same((long)i, (double)o[i], 0);
                 continue;
             }
-            const std::vector<double> query =
-                ready(&q[(size_t)t * ldq + (size_t)h * d], k.norm ? qn.data() : nullptr, t);
+            std::vector<double> query = ready(&q[(size_t)t * ldq + (size_t)h * d], k.norm ? qn.data() : nullptr, t);
+            for (double &v : query) v *= k.warm ? warmth_of(n - 1) : 1;
             score.assign((size_t)n, 0);
             double most = -1e300, total = 0, doubt = 0;
             for (int p = lowest; p < n; p++) {
@@ -298,6 +345,30 @@ static void check_attention() {
          {3, 3, 3, 3, 3, 3, 3, 3},
          {120, 121, 122, 123, 124, 125, 126, 127},
          8},
+        // Chunks: whose border lies within the step, in front of it, behind blocks and within them; queries that grow.
+        {4, 16, 4, 128, TE_F16, TE_F16, norm, 128, false, {1, 1, 1, 1}, {62, 63, 64, 65}, 64, false, 0, false, true},
+        {4, 16, 4, 128, TE_Q8_0, TE_Q8_0, neox, 64, true, {1, 1, 1, 1}, {70, 71, 72, 73}, 24, false, 0, false, true},
+        {4, 4, 4, 64, TE_F16, TE_F16, norm, 64, false, {1, 1, 1, 1}, {71, 72, 73, 74}, 24, false, 0, false, true, true},
+        {1, 71, 1, 64, TE_F16, TE_F16, neox, 64, false, {0}, {700}, 70, false, 0, false, true},
+        {1, 40, 8, 128, TE_F16, TE_F16, norm, 128, false, {2}, {1023}, 512, false, 0, false, true},
+        {1, 40, 8, 128, TE_F16, TE_F16, no, 0, false, {2}, {1023}, 0, false, 0, false, false, true},
+        {3, 8, 2, 80, TE_F32, TE_F32, no, 0, true, {0, 1, 2}, {5, 800, 64}, 0, false, 0, false, false, true},
+        {8,
+         12,
+         4,
+         64,
+         TE_F16,
+         TE_F16,
+         norm,
+         64,
+         false,
+         {0, 1, 1, 2, 3, 3, 3, 4},
+         {1000, 0, 1, 300, 15, 16, 17, -1},
+         16,
+         false,
+         0,
+         false,
+         true},
         // Sinks: of one part and of several, in all three kinds of groups.
         {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {0}, 0, true},
         {1, 64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {1000}, 128, true},
@@ -326,6 +397,9 @@ static void check_attention() {
         check_attention_case({1, 4, 4, d, TE_F16, TE_F16, norm, d, false, {0}, {4096}});
         check_attention_case({1, 4, 2, d, TE_F16, TE_F16, neox, d, true, {1}, {4999}, 0, true});
         check_attention_case({1, 16, 2, d, TE_F16, TE_F16, neox, 64, false, {1}, {8191}, 5000});
+        check_attention_case({1, 16, 2, d, TE_F16, TE_F16, neox, 64, false, {1}, {8100}, 8100, false, 0, false, true});
+        check_attention_case(
+            {1, 4, 4, d, TE_F16, TE_F16, norm, d, false, {1}, {8100}, 3800, false, 0, false, true, true});
         check_attention_case({2, 6, 1, d, TE_F16, TE_F16, norm, d, false, {0, 0}, {6006, 6007}, 0, false, 0.5f});
         check_attention_case({3, 2, 2, d, TE_F16, TE_F16, norm, d, false, {0, 1, 2}, {4500, 10, 7777}, 0, true});
         check_attention_case({8,
@@ -346,12 +420,16 @@ static void check_attention() {
         int n_tok, n_head, n_head_kv, d;
         int type_v = TE_F16, window = 0;
         float soft_cap = 0;
-        bool norm = false;
+        bool norm = false, chunked = false, warm = false; // the last two are left to the kernel of few tokens
     };
     for (const many &m : {many{9, 16, 16, 128}, many{40, 16, 16, 128}, many{40, 36, 36, 64},
                           many{64, 24, 24, 64, TE_F16, 70}, many{64, 32, 8, 128, TE_F16, 0, 0, true},
                           many{33, 36, 6, 64, TE_F16, 100, 0.5f, true}, many{17, 32, 32, 128, TE_F16, 0, 1},
-                          many{9, 16, 4, 64, TE_Q8_0, 0, 0, true}, many{40, 16, 4, 64, TE_Q8_0, 0, 0, true}}) {
+                          many{9, 16, 4, 64, TE_Q8_0, 0, 0, true}, many{40, 16, 4, 64, TE_Q8_0, 0, 0, true},
+                          many{12, 36, 36, 64, TE_F16, 100, 0, false, true},
+                          many{40, 36, 36, 64, TE_F16, 100, 0, false, true},
+                          many{40, 32, 8, 128, TE_F16, 70, 0, false, true, true},
+                          many{33, 16, 16, 64, TE_F16, 0, 0, true, false, true}}) {
         attention_case c = {m.n_tok, m.n_head, m.n_head_kv, m.d, TE_F16, m.type_v, neox, 64, m.norm, {}, {}};
         for (int t = 0; t < m.n_tok; t++) {
             c.seq.push_back((t * 7 + 3) % m.n_tok);
@@ -359,6 +437,8 @@ static void check_attention() {
         }
         c.window = m.window;
         c.soft_cap = m.soft_cap;
+        c.chunked = m.chunked;
+        c.warm = m.warm;
         c.sinks = m.norm;
         check_attention_case(c);
     }

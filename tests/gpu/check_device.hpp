@@ -163,6 +163,19 @@ static void check_device() {
         float *z = device_of(std::vector<float>(numbers.size(), 0));
         OK(api->add(dev, (const float *)there, z, (int64_t)numbers.size()));
         is_true(host_of(z, numbers.size()) == numbers, "a kernel reads the file");
+        // Another device of the program asks for its beginning (as examining does), or for more than there is.
+        te_cuda *other;
+        const void *again = nullptr;
+        OK(api->open(0, &other));
+        OK(api->host_register(other, map, 4096, &again));
+        is_true(again == there, "registered memory has one address");
+        api->close(other);
+        OK(api->open(0, &other));
+        OK(api->host_unregister(dev, map));
+        OK(api->host_register(dev, map, 4096, &there));
+        is_true(api->host_register(other, map, numbers.size() * 4, &again) == TE_UNSUPPORTED,
+                "more than is registered is refused");
+        api->close(other);
         OK(api->host_unregister(dev, map));
     }
     munmap(map, numbers.size() * 4);

@@ -31,6 +31,7 @@ struct heads_case {
     bool sinks = false;
     float soft_cap = 0;
     bool v_norm = false;
+    bool chunked = false, warm = false; // warm: queries grow with their positions
 };
 static std::vector<double> settled(const float *x, int d, const float *norm, double eps, const heads_case &k,
                                    bool rotate, const float *cs) {
@@ -124,6 +125,12 @@ static void check_attention_case(const heads_case &k) {
     op.type_v = k.type_v;
     op.n_ctx = n_ctx;
     op.window = k.window;
+    op.chunked = k.chunked;
+    if (k.warm) {
+        op.temp_scale = TEMP_SCALE;
+        op.temp_first = TEMP_FIRST;
+        op.temp_length = TEMP_LENGTH;
+    }
     const std::vector<float> sinks = some_sinks(k.n_head);
     op.sinks = k.sinks ? device_of(sinks) : nullptr;
     op.ld_out = (size_t)(k.n_head * d + 4);
@@ -190,12 +197,13 @@ static void check_attention_case(const heads_case &k) {
                 for (int i = 0; i < d; i++) near(i, (double)got[i], 0, 0);
                 continue;
             }
-            const std::vector<double> x =
+            std::vector<double> x =
                 settled(&q.v[(size_t)t * q.ld + (size_t)(h * d)], d, k.norm ? q_norm.data() : nullptr,
                         (double)op.norm_eps, k, true, &cs[(size_t)(t * k.n_rot)]);
+            for (double &v : x) v *= k.warm ? warmth_of(pos[(size_t)t]) : 1;
             std::vector<double> sum((size_t)d, 0.0), score;
             double top = -1e300, total = 0, most = 0, off = 0;
-            const int lowest = k.window ? std::max(0, pos[(size_t)t] + 1 - k.window) : 0;
+            const int lowest = lowest_of(pos[(size_t)t], k.window, k.chunked);
             for (int p = lowest; p <= pos[(size_t)t]; p++) {
                 const std::vector<float> y = stored(k_now, k.type_k, row_k, row_of(seq[(size_t)t], p, h / group));
                 double s = 0, squares = 0;
@@ -243,6 +251,27 @@ static void check_attention() {
         check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 163}, window});
         check_attention_case({4, 2, 64, TE_Q8_0, TE_Q8_0, none, 0, false, {3, 600, 0}, {40, 9, 130}, window});
     }
+    for (int chunk : {24, 33, 64, 128, 500}) {
+        check_attention_case({40, 8, 128, TE_F16, TE_F16, norm, 128, false, {0}, {300}, chunk, false, 0, false, true});
+        check_attention_case({4,
+                              2,
+                              64,
+                              TE_Q8_0,
+                              TE_Q8_0,
+                              none,
+                              0,
+                              false,
+                              {3, 600, 0},
+                              {40, 9, 130},
+                              chunk,
+                              false,
+                              0,
+                              false,
+                              true,
+                              true});
+    }
+    check_attention_case(
+        {8, 4, 256, TE_F16, TE_F16, none, 0, true, {0, 500}, {100, 163}, 0, false, 0, false, false, true});
     for (int window : {0, 128}) {
         check_attention_case({64, 8, 64, TE_F16, TE_F16, neox, 64, false, {0}, {300}, window, true});
         check_attention_case({6, 2, 96, TE_Q8_0, TE_F16, none, 0, true, {3, 600, 0}, {40, 9, 130}, window, true});

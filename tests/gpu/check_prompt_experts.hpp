@@ -10,15 +10,20 @@ struct prompt_expert_case {
     int n_ff_once, n_embd_once; // 0: all
     float size = 1;
     bool by_neuron = false, uneven = false;
-    bool rows = false; // input as rows, where few tokens' could be otherwise
+    bool rows = false;                    // input as rows, where few tokens' could be otherwise
+    bool alone = false, on_input = false; // alone: no gate; on_input: weights are of the input
 };
 
+// Whether the input is rows whatever the number of tokens.
+static bool rows_of(const prompt_expert_case &k) { return k.rows || k.alone || k.on_input; }
+
 static void check_prompt_experts_case(const prompt_expert_case &k) {
+    if (!is_wanted(k.type)) return;
     AT("experts %s, %s, %d tokens, %d of %d of %d neurons (%d at once), %d columns (%d), act %d, bias %d, size %g, "
-       "by neuron %d, uneven %d, rows %d",
+       "by neuron %d, uneven %d, rows %d, alone %d, on_input %d",
        te_type_get(k.type)->name, te_type_get(k.down_type)->name, k.n_tok, k.n_used, k.n_expert, k.n_ff, k.n_ff_once,
-       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron, k.uneven, k.rows);
-    const int type = k.rows ? -1 : k.type;
+       k.n_embd, k.n_embd_once, (int)k.act, k.bias, (double)k.size, k.by_neuron, k.uneven, k.rows, k.alone, k.on_input);
+    const int type = rows_of(k) ? -1 : k.type;
     const floats x(k.n_tok, k.n_embd, k.size);
     const std::vector<int32_t> expert = (k.uneven ? uneven_routes : some_routes)(k.n_tok, k.n_used, k.n_expert);
     const size_t n_routes = expert.size(), n_y = (size_t)k.n_tok * (size_t)k.n_embd;
@@ -53,33 +58,45 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     op.of.n_used = k.n_used;
     op.of.n_ff = k.n_ff;
     if (k.bias) {
-        op.of.gate_b = device_of(gate_b);
+        if (!k.alone) op.of.gate_b = device_of(gate_b);
         op.of.up_b = device_of(up_b);
         op.of.down_b = device_of(down_b);
     }
     op.of.place = device_of(s.place);
     op.of.act = k.act;
+    op.of.on_input = k.on_input;
     op.of.threshold = k.act == TE_RELU ? 0.05f : 0;
     op.of.counts = device_of(std::vector<uint32_t>(3, 0));
     op.n_ff_once = k.n_ff_once ? k.n_ff_once : k.n_ff;
     op.n_embd_once = k.n_embd_once ? k.n_embd_once : k.n_embd;
     const size_t n_embd = (size_t)k.n_embd, widest = up_to((size_t)std::max(op.n_ff_once, op.n_embd_once), 4);
     std::vector<double> seen; // the input of all tokens
+    const std::vector<float> to_bias = normals((size_t)k.n_embd);
+    const size_t ld_add = n_embd + 4;
     // What these tokens alone give, in this order; so many times.
     auto run = [&](const std::vector<int> &token, int times) {
         const int n = (int)token.size();
         floats of_x(n, k.n_embd);
         std::vector<int32_t> who;
-        std::vector<float> weights, start(8, CANARY);
+        std::vector<float> weights, start(8, CANARY), adds;
         for (int i = 0; i < n; i++) {
             const size_t t = (size_t)token[(size_t)i], used = (size_t)k.n_used;
             std::copy_n(&x.v[t * x.ld], x.ld, &of_x.v[(size_t)i * x.ld]);
             who.insert(who.end(), expert.begin() + (ptrdiff_t)(t * used), expert.begin() + (ptrdiff_t)((t + 1) * used));
             weights.insert(weights.end(), weight.begin() + (ptrdiff_t)(t * used),
                            weight.begin() + (ptrdiff_t)((t + 1) * used));
-            start.insert(start.end(), before.begin() + (ptrdiff_t)(t * n_embd),
-                         before.begin() + (ptrdiff_t)((t + 1) * n_embd));
+            start.insert(start.end(), n_embd, NAN); // what is not added to is not read
+            adds.insert(adds.end(), before.begin() + (ptrdiff_t)(t * n_embd),
+                        before.begin() + (ptrdiff_t)((t + 1) * n_embd));
+            adds.insert(adds.end(), ld_add - n_embd, NAN);
         }
+        te_merge_args to = {}; // with bias the first call does this merge, too
+        to.n_tok = n;
+        to.cols = k.n_embd;
+        to.bias = device_of(to_bias);
+        to.add = device_of(adds);
+        to.ld_add = ld_add;
+        to.ldy = n_embd;
         start.insert(start.end(), 8, CANARY);
         OK(api->upload(dev, of_x.p, of_x.v.data(), 4 * of_x.v.size()));
         finish();
@@ -98,9 +115,13 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 for (int t = 0; t < n; t++)
                     for (int c = 0; c < k.n_embd; c++) seen.push_back(in.at(t, c));
         }
-        const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !k.rows;
+        const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !rows_of(k);
         is_true((in.h.tiles > 0) == few, "another form");
-        halves h = halves_new((int)who.size(), op.n_ff_once, few && !k.by_neuron ? k.down_type : -1, n);
+        const bool own = few && !k.by_neuron, as_floats = own && k.n_embd % 3 != 0; // either form, whatever is faster
+        halves h = halves_new((int)who.size(), op.n_ff_once, own && !as_floats ? k.down_type : -1, n);
+        const size_t n_hidden = as_floats ? who.size() * up_to((size_t)op.n_ff_once, 4) : 0;
+        result hidden(n_hidden);
+        op.hidden = n_hidden ? hidden.data() : nullptr;
         h.h.matrices = 0;
         float *y = device_of(start);
         op.x = in.h;
@@ -108,7 +129,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         op.of.n_tok = n;
         op.of.expert = device_of(who);
         op.of.weight = device_of(weights);
-        op.of.y = y + 8;
+        op.of.y = to.y = y + 8;
         op.values = device_of(std::vector<float>(who.size() * widest + 4, NAN));
         std::vector<float> got;
         for (int turn = 0; turn < times; turn++) {
@@ -116,13 +137,14 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
             OK(api->fill(dev, (void *)op.of.counts, 0, 12));
             finish();
             for (batch &b : batches) {
-                op.of.gate = b.gate.m;
+                if (!k.alone) op.of.gate = b.gate.m;
                 op.of.up = b.up.m;
                 (k.by_neuron ? op.of.down_t : op.of.down) = b.down.m;
                 op.of.n_places = b.s.n;
                 op.of.missing = b.missing;
                 op.of.first = b.s.first;
-                op.of.add = &b != &batches[0] || k.bias;
+                op.of.add = &b != &batches[0];
+                op.of.merge = k.bias && !op.of.add ? &to : nullptr;
                 const size_t words = api->prompt_experts_words(&op.of);
                 op.lists = device_of(std::vector<int32_t>(words + 4, -5));
                 OK(api->prompt_experts(dev, &op));
@@ -139,9 +161,11 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
             same((long)(got.size() - 8 + i), (double)got[got.size() - 8 + i], (double)CANARY);
         }
         same(0, host_of(op.of.counts, 3)[0], (double)who.size() * k.n_ff);
-        for (const void *p :
-             {(const void *)op.of.expert, (const void *)op.of.weight, (const void *)y, (const void *)op.values})
+        for (const void *p : {(const void *)op.of.expert, (const void *)op.of.weight, (const void *)y,
+                              (const void *)op.values, (const void *)to.bias, (const void *)to.add})
             OK(api->free(dev, (void *)p));
+        (void)hidden.get(); // and nothing around it was written
+        hidden.free();
         in.free();
         h.free();
         of_x.free();
@@ -149,7 +173,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     };
     std::vector<int> all, some;
     for (int t = 0; t < k.n_tok; t++) all.push_back(t);
-    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= TE_CUDA_WIDE_TOK && !k.rows;
+    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= TE_CUDA_WIDE_TOK && !rows_of(k);
     const std::vector<float> got = run(all, few ? 4 : 2);
     // A token's bits depend neither on the others nor on their order.
     if (few) {
@@ -166,7 +190,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
         std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
         for (int c = 0; c < k.n_embd && k.bias; c++)
-            want[(size_t)c] = (double)before[(size_t)t * (size_t)k.n_embd + (size_t)c];
+            want[(size_t)c] = (double)before[(size_t)t * n_embd + (size_t)c] + (double)to_bias[(size_t)c];
         for (int r = 0; r < k.n_used; r++) {
             const size_t i = (size_t)(t * k.n_used + r);
             const int e = expert[i];
@@ -188,6 +212,10 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                         size += fabs(p);
                     }
                     l[m] = f16 * sqrt(squares / 3) + 0x1p-18 * size;
+                    if (k.on_input) {
+                        v[m] *= (double)weight[i];
+                        l[m] *= fabs((double)weight[i]);
+                    }
                     if (k.bias) v[m] += (double)(m ? up_b : gate_b)[(size_t)(e * k.n_ff + j)];
                 }
                 const double threshold = (double)op.of.threshold, a = activation(k.act, threshold, v[0]);
@@ -195,11 +223,17 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 if (k.act == TE_RELU && fabs(v[0] - threshold) <= l[0]) la += threshold;
                 if (k.act == TE_DRELU) v[1] = fmax(v[1], 0);
                 if (k.act == TE_CLAMPED) v[1] = clamped_up(v[1]);
+                if (k.alone) {
+                    hv.push_back(activation(k.act, 0, v[1]));
+                    hl.push_back((k.act == TE_RELU2 ? 2 * fabs(v[1]) + l[1] : 1.2) * l[1]);
+                    most = fmax(most, fabs(hv.back()));
+                    continue;
+                }
                 hv.push_back(a * v[1]);
                 hl.push_back(la * (fabs(v[1]) + l[1]) + fabs(a) * l[1]);
                 most = fmax(most, fabs(hv.back()));
             }
-            const double w = (double)weight[i];
+            const double w = k.on_input ? 1 : (double)weight[i];
             for (int c = 0; c < k.n_embd; c++) {
                 double v = 0, squares = 0, errors = 0, size = 0;
                 for (int j = 0; j < k.n_ff; j++) {
@@ -254,6 +288,7 @@ static void check_prompt_experts() {
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 2880, 160, 7, 4, TE_CLAMPED, true, 0, 0}); // as gpt-oss has them
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 70, 160, 2880, 7, 4, TE_CLAMPED, true, 0, 0});
     check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 160, 2880, 5, 4, TE_CLAMPED, true, 1024, 64});
+    check_prompt_experts_case({TE_MXFP4, TE_MXFP4, 40, 192, 2880, 5, 4, TE_CLAMPED, true, 0, 0, 1, false, true});
     check_prompt_experts_case({TE_Q4_K, TE_Q6_K, 40, 256, 512, 5, 3, TE_SILU, false, 0, 0});
     for (int type : all_types) { // of few tokens: several tiles of an expert, more rows than blocks, columns in turns
         const int unit = is_float(type) ? 32 : te_type_get(type)->block_weights;
@@ -287,4 +322,19 @@ static void check_prompt_experts() {
         }
     }
     check_prompt_experts_case({TE_F16, TE_F16, 33, 256, 64, 5, 4, TE_SILU, false, 0, 0, 3e3f, true});
+    for (int n_tok : {9, 40, 64, 70, 200}) { // weights of the input
+        check_prompt_experts_case(
+            {TE_Q4_0, TE_Q4_0, n_tok, 512, 96, 6, 1, TE_SILU, false, 0, 0, 1, false, n_tok < 65, false, false, true});
+        check_prompt_experts_case(
+            {TE_F16, TE_F16, n_tok, 256, 64, 7, 3, TE_SILU, false, 0, 0, 1, n_tok == 40, false, false, false, true});
+    }
+    for (int type : all_types) { // without a gate
+        const int unit = is_float(type) ? 32 : te_type_get(type)->block_weights;
+        for (int n_tok : {9, 33, 64, 70, 300}) {
+            turn++;
+            check_prompt_experts_case({type, type, n_tok, turn % 2 ? 512 : unit, turn % 2 ? unit : 768, 9, 3,
+                                       turn % 3 ? TE_RELU2 : TE_SILU, turn % 4 < 2, turn % 2 ? 0 : 256, 0, 1, false,
+                                       n_tok < 65, n_tok == 33 && turn % 2, true});
+        }
+    }
 }

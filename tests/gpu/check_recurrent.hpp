@@ -201,7 +201,55 @@ static void check_gate_case(int n_tok, int n_group, int each, bool silu, bool no
     y.free();
 }
 
+// Gates that are cut by what all of their token's are.
+static void check_cut_case(int n_tok, int n, float cut) {
+    AT("cut %g: %d tokens of %d gates", (double)cut, n_tok, n);
+    const size_t ld = (size_t)n + 4;
+    std::vector<float> g = normals((size_t)n_tok * ld), up = normals((size_t)n_tok * ld);
+    for (size_t i = 0; i < g.size(); i++) g[i] = 3 * g[i] + 0.5f;
+    te_cut_args op = {};
+    op.gate = device_of(g);
+    op.up = device_of(up);
+    op.ld = ld;
+    op.n_tok = n_tok;
+    op.n = n;
+    op.cut = cut;
+    op.act = TE_GELU_TANH;
+    op.fired = device_of(std::vector<uint32_t>((size_t)n, 0));
+    op.counts = device_of(std::vector<uint32_t>(3, 0));
+    OK(api->cut(dev, &op));
+    const std::vector<float> got = host_of(op.gate, g.size());
+    const std::vector<uint32_t> fired = host_of(op.fired, (size_t)n), counts = host_of(op.counts, 3);
+    std::vector<uint32_t> expected((size_t)n, 0);
+    uint32_t all = 0;
+    for (int t = 0; t < n_tok; t++) {
+        const float *row = &g[ld * (size_t)t];
+        double mean = 0, squares = 0;
+        for (int j = 0; j < n; j++) mean += (double)row[j] / n;
+        for (int j = 0; j < n; j++) squares += ((double)row[j] - mean) * ((double)row[j] - mean);
+        const double least = mean + sqrt(squares / n) * (double)cut;
+        for (int j = 0; j < n; j++) {
+            const size_t at = ld * (size_t)t + (size_t)j;
+            const double v = (double)row[j] - least, h = v > 0 ? activation(TE_GELU_TANH, 0, v) * (double)up[at] : 0;
+            near(j, (double)got[at], h, 1e-5 * (1 + fabs(h)) * (1 + fabs((double)up[at])));
+            expected[(size_t)j] += got[at] != 0;
+            all += got[at] != 0;
+        }
+        for (size_t j = (size_t)n; j < ld; j++) same((long)j, (double)got[ld * (size_t)t + j], (double)row[j]);
+    }
+    for (int j = 0; j < n; j++) same(j, fired[(size_t)j], expected[(size_t)j]);
+    same(0, counts[0], (double)n_tok * n);
+    same(1, counts[1], (double)n_tok * n);
+    same(2, counts[2], all);
+    for (const void *p : {(const void *)op.gate, (const void *)op.up, (const void *)op.fired, (const void *)op.counts})
+        OK(api->free(dev, (void *)p));
+}
+
 static void check_recurrent() {
+    check_cut_case(1, 16384, 1.645f);
+    check_cut_case(3, 160, 1.645f);
+    check_cut_case(70, 8192, 0);
+    check_cut_case(2, 5, -1);
     std::vector<recurrent_case> cases = {
         {32, 16, 128, 128, 4, 0, true, false, true, true, {0}, {7}, {}},        // Qwen3-Next
         {32, 16, 128, 128, 4, 0, true, true, false, true, {1, 0}, {0, 30}, {}}, // Qwen3.5

@@ -145,6 +145,11 @@ struct sum {
         slack += fabs(w) * half;
         n++;
     }
+    void times(double by) {
+        v *= by;
+        size *= fabs(by);
+        slack *= fabs(by);
+    }
     double limit() const { return 8 * EPS * sqrt((double)n) * size + slack + 1e-30; }
 };
 // The formats with minima take a difference of two sums: their sizes count, not that of the difference.
@@ -176,6 +181,13 @@ static std::vector<float> some_sinks(int n_head) {
     for (size_t h = 1; h < v.size(); h += 5) v[h] = h % 2 ? -120.0f : 120.0f;
     return v;
 }
+// The first position that a token sees, and what its query is multiplied by if that depends on its position.
+static int lowest_of(int pos, int window, bool chunked) {
+    return !window ? 0 : chunked ? pos / window * window : std::max(0, pos + 1 - window);
+}
+constexpr float TEMP_SCALE = 0.5f;
+constexpr int TEMP_FIRST = 1, TEMP_LENGTH = 20;
+static double warmth_of(int pos) { return 1 + (double)TEMP_SCALE * log(1 + (pos + TEMP_FIRST) / TEMP_LENGTH); }
 static double clamped_up(double x) { return fmin(fmax(x, -7), 7) + 1; } // what TE_CLAMPED makes of up
 static const te_xielu some_curve = {0.03f, 0.2f, 0.2f, -1e-6f};         // flatter than 1.2 where values are
 static double activation(te_activation act, double threshold, double x) {

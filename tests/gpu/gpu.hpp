@@ -84,6 +84,11 @@ inline void table_normals(float *to, int n, float size) {
 inline bool is_float(int type) { return type == TE_F32 || type == TE_F16 || type == TE_BF16; }
 inline std::vector<int> all_types = {TE_F32,  TE_F16,  TE_BF16, TE_Q8_0,   TE_Q4_0,   TE_Q4_K,  TE_Q5_K, TE_Q6_K,
                                      TE_Q4_1, TE_Q5_0, TE_Q5_1, TE_IQ4_NL, TE_IQ4_XS, TE_MXFP4, TE_Q2_K, TE_Q3_K};
+inline bool is_wanted(int type) {
+    for (int one : all_types)
+        if (one == type) return true;
+    return false;
+}
 // Of the arguments of a program, names of formats: if there are some, the checks are of these only. Returns whether there
 // are other arguments.
 inline bool choose_types(int argc, char **argv) {

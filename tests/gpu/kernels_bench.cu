@@ -482,18 +482,15 @@ static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_us
             a.h = hid;
             a.ldh = (size_t)n_ff;
             a.partial = partial;
-            OK(api->experts(dev, &a));
-            if (what == 1) return;
             te_merge_args m = {};
-            m.partial = partial;
-            m.n_parts = api->expert_parts(dev, &a);
             m.n_tok = n_tok;
             m.cols = n_embd;
             m.add = x;
             m.ld_add = 16384;
             m.y = y;
             m.ldy = 40000;
-            OK(api->merge(dev, &m));
+            a.merge = what == 2 ? &m : nullptr;
+            OK(api->experts(dev, &a));
         });
         static const char *const whats[] = {"route", "route, experts", "route, experts, merge"};
         char s[256];
@@ -580,6 +577,7 @@ int main(int argc, char **argv) {
     for (int type : {TE_Q4_0, TE_Q8_0, TE_Q4_K, TE_F16}) bench_experts(type, 2048, 768, 128, 8);
     for (bool by_neuron : {false, true}) bench_experts(TE_Q4_0, 2560, 768, 64, 6, by_neuron);
     bench_experts(TE_Q4_0, 4096, 14336, 8, 2);
+    bench_experts(TE_MXFP4, 2880, 2880, 32, 4);
     for (int type : all_types) {
         char s[128];
         const char *t = te_type_get(type)->name;

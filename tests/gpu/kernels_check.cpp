@@ -1,6 +1,7 @@
 // kernels_check.cpp - every operation of te_cuda.h against doubles, on the first GPU.
 //
-//     kernels_check [PART ...] [FORMAT ...]      parts: device linear ffn fused experts attention latent recurrent embed graph; all by default
+//     kernels_check [PART ...] [FORMAT ...]      parts: device linear ffn fused routes choices experts kept merge
+//                                              fetches attention latent recurrent embed graph; all by default
 //
 // Exits with 1 if a value is off, with 2 if there is no GPU. Rows that must not be read hold no numbers, results are
 // surrounded by values that must stay, and every operation is run twice for the same bits. Tolerances: the error of a sum
@@ -23,10 +24,11 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         void (*run)();
-    } parts[] = {{"device", check_device}, {"linear", check_linear},       {"ffn", check_ffn},
-                 {"fused", check_fused},   {"experts", check_experts},     {"attention", check_attention},
-                 {"latent", check_latent}, {"recurrent", check_recurrent}, {"embed", check_embed},
-                 {"graph", check_graph}};
+    } parts[] = {{"device", check_device},       {"linear", check_linear},       {"ffn", check_ffn},
+                 {"fused", check_fused},         {"routes", check_routes},       {"choices", check_choices},
+                 {"experts", check_experts},     {"kept", check_kept},           {"merge", check_expected},
+                 {"fetches", check_fetches},     {"attention", check_attention}, {"latent", check_latent},
+                 {"recurrent", check_recurrent}, {"embed", check_embed},         {"graph", check_graph}};
     for (auto &p : parts) {
         bool wanted = !some;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], p.name);

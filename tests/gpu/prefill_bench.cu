@@ -331,6 +331,37 @@ static void bench_experts(int type, int n_embd, int n_ff, int n_expert, int n_us
     for (const void *p : {g.w, u.w, d.w, (const void *)op.values, (const void *)op.h.v}) OK(api->free(dev, (void *)p));
 }
 
+// A router's scores, with an RMS norm and what else is made of the input.
+static void bench_scores(int n_tok, int rows, int cols) {
+    char name[64];
+    snprintf(name, sizeof name, "scores %d of %d columns, %d tokens", rows, cols, n_tok);
+    if (!wanted(name)) return;
+    te_cuda_halve side = {};
+    side.x = x;
+    side.ldx = (size_t)cols;
+    side.n_tok = n_tok;
+    side.cols = cols;
+    side.norm = {TE_RMS_NORM, 1e-5f, device_of(normals((size_t)cols)), nullptr};
+    side.to = api->half_form(dev, TE_Q4_0, n_tok, cols);
+    side.to.v = device_new<uint16_t>(8 * (size_t)side.to.tiles * side.to.ld);
+    side.to.scale = device_new<float>((size_t)n_tok + 1);
+    side.keep = device_new<float>((size_t)n_tok * (size_t)cols);
+    te_cuda_scores op = {};
+    op.x = x;
+    op.ldx = (size_t)cols;
+    op.n_tok = n_tok;
+    op.cols = cols;
+    op.norm = side.norm;
+    op.w = {device_of(normals((size_t)rows * (size_t)cols)), sizeof(float) * (size_t)cols, TE_F32, cols, rows};
+    op.y = device_new<float>((size_t)n_tok * (size_t)rows);
+    op.ldy = (size_t)rows;
+    op.side = &side;
+    bytes(name, time_us([&] { OK(api->scores(dev, &op)); }), 4.0 * rows * cols);
+    for (const void *p : {(const void *)side.norm.w, (const void *)side.to.v, (const void *)side.to.scale,
+                          (const void *)side.keep, op.w.w, (const void *)op.y})
+        OK(api->free(dev, (void *)p));
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const char *blas = argc > 1 && strchr(argv[1], '/') ? argv[1] : nullptr;
@@ -425,6 +456,10 @@ int main(int argc, char **argv) {
             OK(api->free(dev, (void *)to.w));
             OK(api->free(dev, (void *)op.rows));
         }
+    for (int n_tok : {9, 16, 64}) {
+        bench_scores(n_tok, 128, 2048);
+        bench_scores(n_tok, 32, 2880);
+    }
     for (int turn = 0; turn < (blas ? 2 : 1); turn++) {
         if (turn) OK(api->set_blas(dev, blas));
         by = api->gemm_by(dev);

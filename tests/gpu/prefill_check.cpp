@@ -1,6 +1,6 @@
 // prefill_check.cpp - the operations of prompts of te_cuda.h against doubles, on the first GPU.
 //
-//     prefill_check [CUBLASLT] [PART ...] [FORMAT ...]     parts: halve gemm act experts attention load; all by default
+//     prefill_check [CUBLASLT] [PART ...] [FORMAT ...]     parts: halve gemm act scores experts attention load; all by default
 //
 // With the path of cuBLASLt, products are checked by it and by our own kernels. Exits with 1 if a value is off, with 2 if
 // there is no GPU. Every operation is run twice for the same bits, and gemm from a recording, too. Inputs of products are
@@ -8,7 +8,7 @@
 // what independent errors of that size make, and 2^-18 of the sum of sizes for the products' own additions.
 #include <functional>
 
-#include "check_prompt_experts.hpp"
+#include "check_scores.hpp"
 
 // ---- halve ----
 
@@ -578,11 +578,8 @@ int main(int argc, char **argv) {
     const struct {
         const char *name;
         std::function<void()> run;
-    } parts[] = {{"halve", check_halve},
-                 {"gemm", [&] { check_gemm(blas); }},
-                 {"act", check_act},
-                 {"experts", check_prompt_experts},
-                 {"attention", check_attention},
+    } parts[] = {{"halve", check_halve},   {"gemm", [&] { check_gemm(blas); }}, {"act", check_act},
+                 {"scores", check_scores}, {"experts", check_prompt_experts},   {"attention", check_attention},
                  {"load", check_load}};
     for (const auto &part : parts) {
         bool wanted = !some;

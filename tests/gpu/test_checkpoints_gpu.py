@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import checkpoints, reference
-from tests.native.test_checkpoints import CPU_ALONE, file, folder, last_rows, n_ctx, on_device
+from tests.native.test_checkpoints import CPU_ALONE, drive_streams, file, folder, last_rows, n_ctx, on_device
 
 __all__ = ["folder"]
 
@@ -23,3 +23,7 @@ def test_on_a_gpu(name: str, share: float, folder: Path) -> None:
     with on_device(file(folder, name), share, n_ctx(name), device="cuda") as session:
         rows = last_rows(session, golden)
     assert reference.relative_error(rows, golden.logits[-4:]) < 2e-2  # prompts are multiplied in F16
+
+
+def test_streams_on_a_gpu(folder: Path) -> None:
+    drive_streams(file(folder, "gemma3n"), "cuda")

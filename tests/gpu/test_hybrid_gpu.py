@@ -496,7 +496,7 @@ def test_refusals(model: Model) -> None:
         Session(model, plan=big, device="cuda", **options("dense"))
 
 
-VERSION = 14
+VERSION = 17
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
@@ -513,7 +513,7 @@ typedef struct {
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);
-    void *begin, *end, *linear, *attention, *latent, *recurrent, *gate, *marks, *ffn, *route, *experts;
+    void *begin, *end, *linear, *attention, *latent, *recurrent, *gate, *marks, *ffn, *cut, *route, *experts;
     void (*merge)(pi_device *, const te_merge_args *);
 } pi_device_ops;
 const pi_device_ops *pi_device_cuda(void);

@@ -28,7 +28,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "part",
-    ["device", "linear", "ffn", "fused", "experts", "attention", "latent", "recurrent", "embed", "graph"],
+    [
+        *("device", "linear", "ffn", "fused", "routes", "choices", "experts", "kept", "merge", "fetches"),
+        *("attention", "latent", "recurrent", "embed", "graph"),
+    ],
 )
 def test_kernels(part: str) -> None:
     done = run(part)

@@ -18,7 +18,7 @@ from powerinfer.models.plan import engine
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models, reference
 from tests.native.hybrid import has_second_gpu
-from tests.native.test_hybrid_mixture_files import GOLDENS, STEP, mxfp4
+from tests.native.test_hybrid_mixture_files import GOLDENS, STEP, drive_chunks, mxfp4
 from tests.native.test_hybrid_mixtures import (
     DEVICES,
     F32,
@@ -95,6 +95,10 @@ def test_experts_of_mxfp4(tmp_path: Path) -> None:
                         s.feed(TOKENS[k : k + n], want_logits=True)
                         errors += [reference.relative_error(s.logits(j), expected[k + j]) for j in range(n)]
                     assert np.median(errors) < STEP * (5 * m.info.n_layer + 1) ** 0.5, (split, n)
+
+
+def test_chunks(tmp_path: Path) -> None:
+    drive_chunks(tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("name", GOLDENS)

@@ -13,7 +13,14 @@ import pytest
 from powerinfer._engine.session import Model
 from tests import models
 from tests.native.hybrid import has_second_gpu
-from tests.native.test_hybrid_recurrent import NAMES, drive, drive_guesses, drive_splits, place
+from tests.native.test_hybrid_recurrent import (
+    NAMES,
+    drive,
+    drive_experts_without_gates,
+    drive_guesses,
+    drive_splits,
+    place,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,6 +33,10 @@ def test_guesses_that_are_taken_back(name: str, tmp_path: Path) -> None:
     path = models.write_dense(tmp_path / "m.gguf", models.SPECS[name])
     with Model(path) as m:
         drive_guesses(path, m, "all", device="cuda")
+
+
+def test_experts_without_gates(tmp_path: Path) -> None:
+    drive_experts_without_gates(tmp_path, "cuda")
 
 
 def test_two_gpus(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     int n_off = compare(scalar, scalar);
-    static const char *const others[] = {"avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot"};
+    static const char *const others[] = {"avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot"};
     const char *last = "scalar";
     for (int i = 0; i < COUNT(others); i++) {
         if (!pi_cpu_has_isa(others[i])) continue;

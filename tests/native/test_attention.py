@@ -16,7 +16,7 @@ from powerinfer._engine import _native
 from powerinfer._engine.session import Model, Session
 from tests import models, reference, rounding
 
-ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
+ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 # Every query head its own KV head; four to one; all 24 to one; and with sinks.
 SPECS = {
     name: models.Spec(f"long-{name}", family, n_layer=1, n_embd=64, n_head=n, n_head_kv=kv, n_ff=64, **more)

@@ -153,6 +153,27 @@ def test_a_timeline_of_both_sides(model: Model) -> None:
             _ = s.last_timeline
 
 
+def test_several_that_generate_are_a_chunk_behind_prompts(model: Model) -> None:
+    """A step of decoding, with its kernels; a single one is computed with the prompt before it."""
+    o = options("exact")
+    ids = np.random.default_rng(5).integers(3, 290, 40)
+    with (
+        Session(model, plan=place(model, "some", "exact"), device="host", **o) as s,
+        Session(model, **o) as cpu,
+    ):
+        for n, seq, kinds, n_last in (
+            (30, [0] * 20 + [1] * 10, [0] * 30, 30),
+            (23, [2] * 19 + [0, 1, 2, 3], [0] * 19 + [1] * 4, 4),
+            (20, [2] * 19 + [0], [0] * 19 + [1], 20),
+            (20, [2] * 18 + [3] * 2, [0] * 18 + [1] * 2, 20),  # guesses of one
+        ):
+            for x in (s, cpu):
+                x.feed(ids[:n], seq=seq, want_logits=kinds)
+            assert s.last_step[0].n_tokens == n_last
+            got, want = ([x.logits(i).copy() for i in range(x.n_logits)] for x in (s, cpu))
+            assert not want or beyond_rounding(want, got, model.info.n_layer) < 1
+
+
 @pytest.mark.slow
 def test_logits_of_many_tokens_leave_in_parts(folder: Path) -> None:
     """64 MiB of pinned memory hold the logits of 239 tokens here: the others are computed after them."""

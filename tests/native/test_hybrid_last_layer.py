@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from powerinfer._engine.session import Model, Session
+from powerinfer._engine.types import TokenKind
 from tests.native import test_hybrid_mixtures as mixtures
 from tests.native.hybrid import IDS, N_CTX, N_POOL, N_SEQ, beyond_rounding, options, place, write
 
@@ -23,7 +24,7 @@ def same(model: Model, plan: Callable[[], Any], o: dict[str, Any], *, on_device:
         (40, 0, False),
         (20, 0, None),
         (30, 1, [False] * 10 + [True] * 20),
-        (24, [2, 3] * 12, [False] * 22 + [True] * 2),
+        (24, [2, 3] * 12, [TokenKind.PROMPT] * 22 + [TokenKind.SCORED] * 2),
         (4, 0, True),
     ]
     steps = []

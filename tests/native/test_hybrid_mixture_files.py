@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType
 from powerinfer import ArgumentError, FormatError
 from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
-from powerinfer.cli.plan import layer_rows
+from powerinfer.cli.plan_text import layer_rows
 from powerinfer.models.plan import engine, from_json, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from powerinfer.models.quantize import choose_types, quantize_model
-from tests import models, reference
+from tests import models, reference, rounding
 from tests.native.hybrid import ADAPTED, ADAPTED_FFN, adapt
 from tests.native.test_hybrid_mixtures import (
     DEVICES,
@@ -33,7 +33,7 @@ from tests.native.test_hybrid_mixtures import (
 )
 from tests.native.test_mixtures import N_LAYER, N_SHARED, SPEC, TOKENS, write
 
-GOLDENS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "glm4moe", "deepseek2-v3")
+GOLDENS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "glm4moe", "deepseek2-v3", "llama4")
 
 
 def on_cpu(model: Model) -> np.ndarray[Any, Any]:
@@ -52,6 +52,40 @@ def test_goldens(name: str, tmp_path: Path) -> None:
                     s.feed([int(token)])
                     rows.append(s.logits().copy())
             assert reference.relative_error(np.stack(rows), golden.logits) < 1e-3, split
+
+
+def drive_chunks(folder: Path, device: str) -> None:
+    """llama4: attention in chunks of 24, whose borders lie within steps; layers without rotation, whose
+    queries grow with the position; experts whose input is weighted. Of a GPU a few tokens together, and
+    prompts, are rounded to F16: a token in ten may choose another expert."""
+    path = models.write_dense(folder / "m.gguf", models.SPECS["llama4"])
+    tokens = [int(t) for t in np.random.default_rng(5).integers(3, 290, 100)]
+    expected = reference.forward(reference.load(path), tokens)
+    close = 2e-2 if device != "host" or rounding.BF16 else 2e-3
+    with Model(path) as m:
+        for i, split in enumerate(("all", "none", "some", "mixed")):
+            n_batch = 64 if i % 2 else 128
+            with opened(m, place(m, split, n_batch), n_batch, 1 + i % 3, device=device) as s:
+                for k, token in enumerate(tokens):
+                    s.feed([token])
+                    assert reference.relative_error(s.logits(), expected[k]) < 1e-5, (split, k)
+                for step in (5, 7, 41, 100):
+                    s.drop()
+                    errors = []
+                    for k in range(0, 100, step):
+                        ids = tokens[k : k + step]
+                        s.feed(ids, want_logits=True)
+                        errors += [
+                            reference.relative_error(s.logits(j), expected[k + j]) for j in range(len(ids))
+                        ]
+                    assert np.quantile(errors, 0.9) < (1e-5 if step < 16 and device == "host" else close), (
+                        split,
+                        step,
+                    )
+
+
+def test_chunks(tmp_path: Path) -> None:
+    drive_chunks(tmp_path, "host")
 
 
 # Of activations as bytes: 127 steps to the largest of 32, in some five products of a layer.

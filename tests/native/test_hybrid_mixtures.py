@@ -79,12 +79,13 @@ def place(
 
 def placement(model: Model, split: str, devices: Sequence[int] | None = None) -> dict[str, Any]:
     on = [split != "mixed" or layer % 2 == 1 for layer in range(model.info.n_layer)]
-    dense = model.info.n_layer_dense
+    names = {t.name for t in model.file.tensors}
+    has = [
+        here and f"blk.{i}.ffn_up.weight" not in names for i, here in enumerate(on)
+    ]  # experts on the device
     return {
         "on_device": on,
-        "hot": [
-            np.array(SPLITS[split] if here and i >= dense else (), np.int32) for i, here in enumerate(on)
-        ],
+        "hot": [np.array(SPLITS[split] if experts else (), np.int32) for experts in has],
         "head_on_device": split != "mixed",
         "devices": devices,
         "head_device": devices[-1] if devices else 0,

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import UnsupportedError
 from powerinfer._engine.session import Model, Session
 from powerinfer._engine.types import TokenKind
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
 
 NAMES = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "granitehybrid", "nemotron_h"]
-REFUSED = ["nemotron_h_moe"]
+NAMES += ["nemotron_h_moe"]
 SPLITS = ["all", "some", "none", "odd", "first", "cpu"]
 N_CTX, N_GUESSES = 128, 4
 F32 = {"type_k": "f32", "type_v": "f32"}
@@ -26,7 +25,14 @@ TOKENS = [int(t) for t in np.random.default_rng(5).integers(3, 290, 61)]
 GENERATED, PROMPT = TokenKind.GENERATED, TokenKind.PROMPT
 
 
-def place(model: Model, split: str, n_batch: int, devices: Any = None, sparsity: str = "dense") -> Any:
+def place(
+    model: Model,
+    split: str,
+    n_batch: int,
+    devices: Any = None,
+    sparsity: str = "dense",
+    rates: engine.Rates = engine.Rates(),  # noqa: B008 (frozen)
+) -> Any:
     """all, some, none: of neurons or experts, of all layers. odd: some of every other layer; first: all of
     the first layer; cpu: nothing but the head. devices: of each layer, and of the head."""
     n = model.info.n_layer
@@ -55,7 +61,7 @@ def place(model: Model, split: str, n_batch: int, devices: Any = None, sparsity:
     return engine.native_plan(
         model,
         asked,
-        engine.Rates(),
+        rates,
         on_device=on,
         hot=hot,
         head_on_device=split != "odd",
@@ -192,7 +198,7 @@ def test_two_devices(name: str, tmp_path: Path) -> None:
             drive(path, m, place(m, "some", 64, devices), 64, 2, str(devices))
 
 
-@pytest.mark.parametrize("name", ["qwen35moe", "falcon-h1", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen35moe", "falcon-h1", "lfm2", "nemotron_h_moe"])
 def test_a_plan_of_its_own(name: str, tmp_path: Path) -> None:
     """What a budget holds: weights, K, V and states of all layers; and a session takes no more."""
     path = models.write_dense(tmp_path / "m.gguf", models.SPECS[name])
@@ -256,10 +262,22 @@ def test_adapters_of_gated_heads(tmp_path: Path) -> None:
         assert reference.relative_error(found, answers(path)[:12]) > 1e-2
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_devices_do_not_know_is_refused(name: str, tmp_path: Path) -> None:
-    with (
-        Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as m,
-        pytest.raises(UnsupportedError, match="the CPU computes such a model"),
-    ):
-        engine.compute(m, engine.Settings(budget_bytes=1 << 30), engine.Rates())
+def drive_experts_without_gates(folder: Path, device: str) -> None:
+    """Experts come to where they are used, some are read in host memory; answers stay what they are."""
+    path = models.write_dense(folder / "m.gguf", models.SPECS["nemotron_h_moe"])
+    tokens = TOKENS[:2] * 60
+    expected = reference.forward(reference.load(path), tokens)
+    bus = engine.Rates(cpu_bytes_per_s=1e9, zero_copy_bytes_per_s=1e12, handover_us=0, layer_us=0, ffn_us=0)
+    with Model(path) as m:
+        for rates in (engine.Rates(), bus):
+            with opened(m, place(m, "some", 64, rates=rates), 64, device=device) as s:
+                for k, token in enumerate(tokens):
+                    s.feed([token])
+                    assert reference.relative_error(s.logits(), expected[k]) < 1e-5
+                found = s.experts()
+            assert sum(layer.n_copies for layer in found) > 0
+            assert (sum(layer.n_zero_copy for layer in found) > 0) == (rates is bus)
+
+
+def test_experts_without_gates(tmp_path: Path) -> None:
+    drive_experts_without_gates(tmp_path, "host")

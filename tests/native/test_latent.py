@@ -109,6 +109,26 @@ def test_a_token_has_one_row(type_kv: Any, size: float, limit: float, tmp_path: 
         assert reference.relative_error(rows, expected) < limit
 
 
+def test_norms_of_latents_have_an_epsilon_of_their_own(tmp_path: Path) -> None:
+    """Of latents so small that it counts, whatever the file's is."""
+    spec = models.SPECS["deepseek2-v3"]
+    tensors = models.file_tensors(spec, models.draw(spec))
+    small = {
+        name: value * 1e-3
+        for name, value in tensors.items()
+        if name.endswith(("attn_q_a.weight", "attn_kv_a_mqa.weight"))
+    }
+    path = write(tmp_path / "m.gguf", tensors=small, spec=spec)
+    expected = reference.forward(reference.load(path), IDS[:20])
+    with Model(path) as m, session(m, type_k="f32", type_v="f32") as s:
+        rows = np.concatenate([logits(s, [t]) for t in IDS[:20]])
+        assert reference.relative_error(rows, expected) < LIMIT
+        other = write(tmp_path / "o.gguf", {"attention.layer_norm_rms_epsilon": 1e-6}, small, spec=spec)
+        with Model(other) as o, session(o, type_k="f32", type_v="f32") as t:
+            rows = np.concatenate([logits(t, [token]) for token in IDS[:20]])
+            assert reference.relative_error(rows, expected) < LIMIT  # the residual stream is large
+
+
 def test_types_of_k_and_v_are_one(model: Model) -> None:
     with (
         pytest.raises(ArgumentError, match="both must be the same"),

@@ -25,7 +25,7 @@ from powerinfer._engine import _native
 from powerinfer._engine.session import LayerStep, Model, Session
 from tests import models, reference, rounding
 
-ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
+ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 DENSE = sorted(models.SPECS)
 SPARSE = sorted(name for name, spec in models.SPECS.items() if spec.predictor)
 GATED = sorted(name for name in SPARSE if models.SPECS[name].family in ("llama", "bamboo"))

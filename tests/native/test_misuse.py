@@ -53,6 +53,10 @@ def test_null_handles_and_outputs(session: Session) -> None:
     sampler, token = ffi.cast("pi_sampler *", some), ffi.new("int32_t *")
     for args in ((NULL, sampler, token), (s, NULL, token), (s, sampler, NULL)):
         refused(lib.pi_session_next(args[0], 0, 3, 1, *args[1:]), "NULL")
+    refused(lib.pi_session_feed_choose(s, NULL, 0, NULL, NULL, NULL), "at least one token")
+    one = ffi.new("pi_batch *", {"n_tokens": 1, "token": token})
+    refused(lib.pi_session_feed_choose(s, one, 1, NULL, NULL, NULL), "choices")
+    refused(lib.pi_session_feed_choose(s, one, 1, token, ffi.new("pi_sampler *[1]"), token), "NULL")
     refused(lib.pi_session_last_step(s, 0, NULL), "NULL")
     refused(lib.pi_session_last_total(NULL, NULL, NULL), "NULL")
     refused(lib.pi_session_set_sparsity(NULL, 0), "NULL")

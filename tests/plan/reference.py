@@ -212,9 +212,10 @@ class Reference:
             1,
             max(self.hidden * self.n_first, few * self.n_ff),
             (self.hidden + tiled * (max(q, self.n_embd) + 512) + (tiled - tokens) * self.n_ff) // 2 + 16,
+            min(tiled, 64) * (self.n_embd + 256) // 2 + 129 if tokens > few else 0,
             tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
             max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
-            (3 if tokens > few else 1) * few * self.n_head * (self.head + 2) * 32 + tokens * self.n_head,
+            (3 if tokens > few else 2) * few * self.n_head * (self.head + 2) * 32 + tokens * self.n_head,
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
         tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read

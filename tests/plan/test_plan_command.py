@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from powerinfer._engine.session import Model
-from powerinfer.cli import main
-from powerinfer.cli import plan as commands
+from powerinfer.cli import main, plan, plan_text
 from powerinfer.models import plan as plans
+from tests import models
 from tests.native import test_mixtures as mixtures
 from tests.plan.drafts import power_law, write_model
 
@@ -81,7 +81,8 @@ def test_for_people(path: Path, capsys: Captured) -> None:
 def test_narrow_terminals(path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line is longer, and the speed is never what is cut off."""
     for width in (80, 50):
-        monkeypatch.setattr(commands, "output_width", lambda width=width: width)
+        for module in (plan, plan_text):
+            monkeypatch.setattr(module, "output_width", lambda width=width: width)
         for budgets in ("0.02", "0.0001,0.02,1", "0"):
             lines = run(capsys, path, "--vram-budget", budgets).splitlines()
             assert max(map(len, lines)) <= width
@@ -114,6 +115,20 @@ def test_written_files(path: Path, tmp_path: Path, capsys: Captured) -> None:
     table = json.loads(run(capsys, path, "--import-gpuidx", tmp_path / "s.gpuidx", "--json"))
     assert table["n_hot"] == plan.n_hot and table["bytes"]["total"] == plan.bytes.total
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "s.gpuidx"]
+
+
+def test_room_for_guesses(tmp_path: Path, capsys: Captured) -> None:
+    """States of recurrent layers, one place more for each."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["qwen35"])
+    out, total = tmp_path / "p.json", {}
+    for n in (0, 6):
+        table = json.loads(run(capsys, path, "--vram-budget", "2", "--json", "-o", out, "--n-guesses", n))
+        total[n] = table["bytes"]["total"]
+        with Model(path, load=False) as model:
+            assert plans.load_plan(out, model, n_ctx=64, vram_budget=2).settings.n_guesses == n
+            assert model.info.n_state_bytes > 0
+            state = model.info.n_state_bytes
+    assert 6 * state <= total[6] - total[0] <= 6 * (state + 256 * 4)  # rounded up in each layer
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

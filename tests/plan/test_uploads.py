@@ -46,8 +46,9 @@ def kernels(model: Model, n_batch: int) -> int:
     tiled = -(-n_batch // 16) * 16 if n_batch > few else n_batch
     words = n_batch * i.n_ff * (2 if i.is_gated else 1)
     words += (tiled * (i.n_ff + widest + 512)) // 2
+    words += min(tiled, 64) * (i.n_embd + 256) // 2 + 129 if n_batch > few else 0
     words += few * i.n_embd * PARTS + n_batch * i.n_head
-    words += (3 if n_batch > few else 1) * few * i.n_head * (i.n_embd_head + 2) * SPLITS
+    words += (3 if n_batch > few else 2) * few * i.n_head * (i.n_embd_head + 2) * SPLITS
     words += 12 * (max(widest, i.n_ff) + i.n_embd + 512)
     if i.predictor != "none":
         words += n_batch * (i.n_ff // 32 + 1 + (2 * (i.n_embd // 64) if i.predictor == "sign" else 0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from powerinfer import Llama
 from powerinfer._text.chat_format import ChatFormat, register_chat_format
 from powerinfer._text.parts import CallPart, Thought
-from powerinfer._text.reasoning import ReasoningParser, thinks
+from powerinfer._text.reasoning import MARKS, ReasoningParser, thinks
 from powerinfer._text.tool_calls import ToolFormat
 from powerinfer._text.tool_stream import ToolCallStream
+from powerinfer._text.tool_styles import marks as control_marks
+from tests import models
 from tests.powerinfer.test_tool_calls import PLANT, TEMPLATES, TOOLS
 
 
@@ -49,6 +53,36 @@ def test_thoughts_are_split_off(text: str, wanted: tuple[str, str], size: int) -
         assert split(found + parser.finish()) == wanted
 
 
+@pytest.mark.parametrize("marks", MARKS)
+def test_marks_of_families(marks: tuple[str, str], tmp_path: Path) -> None:
+    """Found in templates and in answers, also as control tokens, which readers do not see."""
+    template = f"{{{{ messages[0].content }}}}{{% if false %}}{marks[0]}{marks[1]}{{% endif %}}"
+    assert thinks(template) == marks
+    for size in (1, 1000):
+        parser, text = ReasoningParser(marks=marks), f"{marks[0]}\na < b{marks[1][:3]}{marks[1]}\nc"
+        found = [item for i in range(0, len(text), size) for item in parser.push(text[i : i + size])]
+        assert split(found + parser.finish()) == (f"a < b{marks[1][:3]}", "c")
+    spec = models.SPECS["llama-relu"]
+    meta = models.metadata(spec)
+    tokens, types = list(meta["tokenizer.ggml.tokens"]), list(meta["tokenizer.ggml.token_type"])
+    controls = [part for mark in marks for part in control_marks(mark)]
+    for i, mark in enumerate(controls):
+        tokens[310 + i], types[310 + i] = mark, 3
+    meta |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    path = models.write(tmp_path / "marks.gguf", meta, models.file_tensors(spec, models.draw(spec)))
+    register_chat_format("test-marks", ChatFormat("marks", template))
+    with Llama(path, chat_format="test-marks", n_threads=1, verbose=False) as llm:
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, controls))})", f"{marks[0]}so{marks[1]}yes"):
+            at = controls.index(part) + 310 if part in controls else 0
+            ids += [at] if at else [3 + byte for byte in part.encode()]
+        answer = llm.create_chat_completion(
+            [{"role": "user", "content": "Hi"}], logits_processor=says_ids(llm, ids)
+        )
+    message = answer["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == ("so", "yes")
+
+
 def test_thoughts_come_as_they_are_made() -> None:
     parser = ReasoningParser()
     assert parser.push("<think>") == [] and parser.push("\nA") == [Thought("A")]
@@ -78,7 +112,11 @@ TEMPLATE = (
 
 def says(llm: Llama, text: str) -> Any:
     """A logits processor with which the model says just this."""
-    ids = [*llm.tokenizer.encode(text, add_bos=False, space_prefix=False), llm.token_eos()]
+    return says_ids(llm, llm.tokenizer.encode(text, add_bos=False, space_prefix=False))
+
+
+def says_ids(llm: Llama, tokens: list[int]) -> Any:
+    ids = [*tokens, llm.token_eos()]
     begin: list[int] = []
 
     def force(input_ids: Any, scores: Any) -> Any:

@@ -159,6 +159,40 @@ def test_next_is_feed_draw_and_accept(model: Model) -> None:
         assert np.array_equal(s.logits(), expected.logits())
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_feed_with_choices_is_feed_draw_and_accept(model: Model, n_threads: int) -> None:
+    """Of 9 sequences, more than the team lets one of its threads choose for: some drawn, some greedy, one
+    that cannot choose, and one without a sampler."""
+    n, n_vocab = 9, model.info.n_vocab
+    kinds = [Sampling(seed=i, temperature=i % 3, top_k=0, repeat_penalty=1.5) for i in range(n - 1)]
+    some, same = ([Sampler(options, n_vocab) for options in kinds] for _ in range(2))
+    some[4] = Sampler(Sampling(), n_vocab, logit_bias=dict.fromkeys(range(n_vocab), -np.inf))
+    sizes = {"n_seq": n, "n_pool": n * 64}
+    with session(model, n_threads=n_threads, **sizes) as s, session(model, **sizes) as expected:
+        ids, seq = PROMPT + [3] * (n - 1), [0] * len(PROMPT) + list(range(1, n))
+        want_logits = [0] * (len(PROMPT) - 1) + [1] * n
+        for _ in range(20):
+            drawn = s.feed(ids, seq=seq, want_logits=want_logits, rows=list(range(n - 1)), samplers=some)
+            expected.feed(ids, seq=seq, want_logits=want_logits)
+            for row, sampler in enumerate(same):
+                if row != 4:
+                    assert drawn[row] == expected.draw(sampler, row)
+                    sampler.accept(drawn[row])
+            assert drawn[4] == -1 and s.n_logits == n
+            with pytest.raises(ArgumentError, match="excluded"):
+                s.draw(some[4], 4)
+            ids, seq, want_logits = [*drawn[:4], 5, *drawn[5:], 6], list(range(n)), [1] * n
+        lengths = [s.length(i) for i in range(n)]
+        few = Sampler(Sampling(), n_vocab + 1)
+        for rows, samplers in (([0], [few]), ([1], some[:1]), ([-1], some[:1])):
+            with pytest.raises(ArgumentError, match=r"vocabulary|row"):
+                s.feed([1], rows=rows, samplers=samplers)
+        some[0].close()
+        with pytest.raises(ClosedError):
+            s.feed([1], rows=[0], samplers=some[:1])
+        assert [s.length(i) for i in range(n)] == lengths
+
+
 def test_what_next_leaves_when_it_fails(model: Model) -> None:
     n_vocab = model.info.n_vocab
     greedy = Sampler(Sampling(temperature=0), n_vocab)

@@ -35,9 +35,9 @@ def count_steps(llm: Llama) -> list[int]:
     sizes: list[int] = []
     feed = llm.session.feed
 
-    def counting(tokens: Any, **options: Any) -> None:
+    def counting(tokens: Any, **options: Any) -> list[int]:
         sizes.append(len(tokens))
-        feed(tokens, **options)
+        return feed(tokens, **options)
 
     llm.session.feed = counting  # type: ignore[method-assign]
     return sizes

@@ -15,7 +15,7 @@ from powerinfer._engine.file import ModelFile
 from powerinfer._engine.formats import quantize
 from powerinfer._engine.session import Model, Session, Sparsity
 from powerinfer.models.statistics import read_counts
-from scripts import make_mixture, make_model
+from scripts import make_dense, make_mixture, make_model
 from tests import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -328,3 +328,18 @@ def test_the_engine_counts_what_was_planted(shape: str, tmp_path: Path) -> None:
     assert len(pairs) == 3
     for found, planted in pairs:  # 512 tokens of a vocabulary, and n_used experts of each
         assert float(found) == pytest.approx(float(planted), abs=6)
+
+
+@pytest.mark.parametrize("shape", [name for name in make_dense.SHAPES if name.startswith("tiny-")])
+def test_a_model_with_nothing_planted(shape: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    make_dense.write(path, make_dense.SHAPES[shape], shape, "Q4_0")
+    with Model(path) as model, Session(model, n_ctx=64, n_threads=1) as session:
+        assert model.info.architecture == make_dense.SHAPES[shape].arch
+        session.feed([1, 5, 9, 300])
+        tokens = []
+        for _ in range(8):
+            assert np.isfinite(session.logits()).all()
+            tokens.append(int(session.logits().argmax()))
+            session.feed(tokens[-1:])
+    assert make_model.END not in tokens

@@ -225,18 +225,11 @@ def test_leaving_a_stream_frees_its_place(demo: AsyncLlama) -> None:
     run(main())
 
 
-def test_streams_that_nobody_reads_hold_few_parts(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
-    from powerinfer._engine import async_stream
-
-    monkeypatch.setattr(async_stream, "_UNREAD", 8)
-
+def test_streams_that_nobody_reads_are_read_later(demo: AsyncLlama) -> None:
     async def main() -> None:
         options: dict[str, Any] = LONG | {"max_tokens": 100, "n": 2}
         stream = await demo.create_completion("Once", stream=True, **options)
         await idle(demo)  # the engine is done with it
-        for _ in range(5):
-            await asyncio.sleep(0.01)
-            assert len(stream._parts.ready) <= 9
         texts = ["", ""]
         async for chunk in stream:
             texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
@@ -251,6 +244,82 @@ def test_streams_that_nobody_reads_hold_few_parts(demo: AsyncLlama, monkeypatch:
                 break
             await asyncio.sleep(0.01)
         assert not demo._requests
+
+    run(main())
+
+
+def test_a_whole_answer_wakes_nobody_before_its_end(demo: AsyncLlama) -> None:
+    """Unless a stop string is looked for."""
+    waiting: list[bool] = []
+
+    async def main(stop: str | None) -> None:
+        def look(ids: Any, logits: Any) -> Any:
+            waiting.extend(stream.has_more for request in demo._requests for stream in request.streams)
+            return logits
+
+        result = await demo.create_completion(
+            "Once", **LONG | {"max_tokens": 40}, stop=stop, logits_processor=[look]
+        )
+        assert result["usage"]["completion_tokens"] == 40 and len(text_of(result)) > 40
+        assert result["timings"]["predicted_n"] == 40
+
+    run(main(None))
+    assert len(waiting) == 40 and not any(waiting)
+    run(main("zebra zebra"))
+    texts = run(answers_with(demo, "whole")), run(answers_with(demo, "stream"))
+    assert texts[0] == texts[1]
+
+
+async def answers_with(llm: AsyncLlama, how: str) -> list[str]:
+    """With logprobs, and a stop string in one of them."""
+    found = []
+    for stop in (None, "and"):
+        options: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "logprobs": 2, "stop": stop}
+        if how == "whole":
+            found.append(text_of(await llm.create_completion("Once", **options)))
+        else:
+            stream = await llm.create_completion("Once", stream=True, **options)
+            found.append("".join([chunk["choices"][0]["text"] async for chunk in stream]))
+    return found
+
+
+def test_a_handler_s_stream_may_wait_for_whatever_it_likes(relu_path: Path) -> None:
+    """Its parts are made in a thread, as far ahead as there is room; what it raises comes to the reader."""
+
+    def handler(*, llama: Any, messages: Any, stream: bool, **_: Any) -> Any:
+        def parts() -> Any:
+            for i in range(5):
+                whole = llama.create_completion([5, 6, 7 + i], max_tokens=4, temperature=0)
+                text = whole["choices"][0]["text"]
+                choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+                yield {"id": "x", "created": 1, "choices": [choice]}
+            for chunk in llama.create_completion([5, 6, 7], max_tokens=4, temperature=0, stream=True):
+                choice = {
+                    "index": 0,
+                    "delta": {"content": chunk["choices"][0]["text"]},
+                    "finish_reason": None,
+                }
+                yield {"id": "x", "created": 1, "choices": [choice]}
+            if messages[0]["content"] == "fail":
+                raise ArgumentError("as it was asked to")
+
+        return parts()
+
+    async def main() -> None:
+        options: dict[str, Any] = {"n_parallel": 2, "n_threads": 1, "verbose": False}
+        async with AsyncLlama(relu_path, chat_handler=handler, **options) as llm:
+            stream = await llm.create_chat_completion(CHAT, stream=True)
+            texts = [chunk["choices"][0]["delta"]["content"] async for chunk in stream]
+            assert len(texts) >= 7 and "".join(texts[5:]) == texts[0] and not llm._requests
+            failing = [{"role": "user", "content": "fail"}]
+            with pytest.raises(ArgumentError, match="asked to"):
+                async for _ in await llm.create_chat_completion(failing, stream=True):
+                    pass
+            left = await llm.create_chat_completion(CHAT, stream=True)
+            async for _ in left:
+                break
+            del left
+            assert not llm._requests
 
     run(main())
 

@@ -27,7 +27,7 @@ from powerinfer._engine.session import Model, Session, TokenKind
 from tests import models
 from tests.server.test_scheduler import choice
 
-ISAS = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
+ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 SPEC = replace(models.SPECS["llama-relu"], name="wide", n_embd=256, n_head=8, n_ff=512, n_ctx=1024)
 GROUPS = replace(SPEC, name="groups", n_head_kv=1, n_ff=768)
 CASES = [

@@ -133,9 +133,10 @@ def record(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> list[list[i
     feeds: list[list[int]] = []
     feed = Session.feed
 
-    def recorded(self: Session, tokens: Any, **options: Any) -> None:
-        feed(self, tokens, **options)
+    def recorded(self: Session, tokens: Any, **options: Any) -> list[int]:
+        chosen = feed(self, tokens, **options)
         feeds.append(list(options["seq"]))
+        return chosen
 
     monkeypatch.setattr(Session, "feed", recorded)
     return feeds
@@ -155,6 +156,42 @@ def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytes
     lengths = sorted(map(len, long))
     assert lengths[-2] <= 17 and lengths[-1] < 33  # the last part is less than two
     talking.cancel()
+
+
+def test_what_generates_stands_behind_prompts(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a device reads them together, and decodes the others in one step."""
+    scheduler = make(prompt_part=64)
+    kinds: list[list[int]] = []
+    feed = Session.feed
+
+    def recorded(self: Session, tokens: Any, **options: Any) -> list[int]:
+        kinds.append(list(options["want_logits"]))
+        return feed(self, tokens, **options)
+
+    monkeypatch.setattr(Session, "feed", recorded)
+    with scheduler.engine.changed:  # none begins before all are there
+        streams = [scheduler.submit(prompt(n, n), choice(), limit=8) for n in (7, 90, 5, 70, 3)]
+    for stream in streams:
+        assert len(list(stream)) == 8
+    assert all(fed == sorted(fed) for fed in kinds)
+    assert any(0 < sum(fed) < len(fed) for fed in kinds)
+
+
+def test_alone_a_token_is_one_call_of_the_session(
+    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is a deadline, as every request of the server has."""
+    scheduler, calls, call = make(), [], Session.next
+
+    def recorded(self: Session, *args: Any, **options: Any) -> int:
+        calls.append(1)
+        return call(self, *args, **options)
+
+    monkeypatch.setattr(Session, "next", recorded)
+    stream = scheduler.submit(prompt(9), choice(), limit=8, deadline=time.monotonic() + 600)
+    assert len(list(stream)) == 8 and len(calls) == 7
+    late = scheduler.submit(prompt(9), choice(), deadline=time.monotonic() - 1)
+    assert not list(late) and late.reason == "time"
 
 
 def test_alone_a_prompt_is_read_at_once(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,13 +280,14 @@ def test_the_youngest_gives_way(
     generated: list[bool] = []  # of tokens that were generated, whether they were computed as such
     feed = Session.feed
 
-    def observed(self: Session, tokens: Any, **options: Any) -> None:
+    def observed(self: Session, tokens: Any, **options: Any) -> list[int]:
         lengths = {seq: self.length(seq) for seq in set(options["seq"])}
-        feed(self, tokens, **options)
+        chosen = feed(self, tokens, **options)
         for seq, wants in zip(options["seq"], options["want_logits"], strict=True):
             if lengths[seq] >= 30:
                 generated.append(wants)
             lengths[seq] += 1
+        return chosen
 
     monkeypatch.setattr(Session, "feed", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
@@ -423,9 +461,9 @@ def test_answers_computed_again_take_little_memory(
     wanted: list[int] = []
     feed = Session.feed
 
-    def observed(self: Session, tokens: Any, **options: Any) -> None:
+    def observed(self: Session, tokens: Any, **options: Any) -> list[int]:
         wanted.append(sum(options["want_logits"]))
-        feed(self, tokens, **options)
+        return feed(self, tokens, **options)
 
     monkeypatch.setattr(Session, "feed", observed)
     scheduler = make(n_pool=4 * 64, n_seq=8, max_running=4)
@@ -467,13 +505,13 @@ def test_an_engine_that_works_again_says_so_itself(
     want = list(scheduler.submit(prompt(40), choice(), limit=3))
     feed, works, failed = Session.feed, threading.Event(), []
 
-    def broken(self: Session, tokens: Any, **options: Any) -> None:
+    def broken(self: Session, tokens: Any, **options: Any) -> list[int]:
         if not works.is_set():
             failed.append(1)
             if is_short:
                 works.set()
             raise DeviceError("the device is gone")
-        feed(self, tokens, **options)
+        return feed(self, tokens, **options)
 
     monkeypatch.setattr(Session, "feed", broken)
     for is_short, probe_s in ((True, 60.0), (False, 0.02)):  # the second one meets what it tries now and then

@@ -52,9 +52,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
 
     feed, steps = Session.feed, Steps()
 
-    def later(self: Session, *args: Any, **options: Any) -> None:
+    def later(self: Session, *args: Any, **options: Any) -> list[int]:
         steps.wait()
-        feed(self, *args, **options)
+        return feed(self, *args, **options)
 
     monkeypatch.setattr(Session, "feed", later)
     yield steps
@@ -317,7 +317,7 @@ def test_what_waits_is_written_together(demo: AsyncLlama) -> None:
             written.append(message.get("body", b""))
             if len(written) == 3:
                 steps.allow()
-                await until(lambda: not demo._requests)  # all of the answer is made
+                await until(lambda: not demo.stats().running)  # all of the answer is made
 
         stream = await demo.create_completion(**FOREVER, stream=True, logits_processor=[later])
         response = EventStream(stream, openai_events(stream, usage=False), write_timeout_s=60)

@@ -84,7 +84,7 @@ typedef struct te_linear_args {
 typedef enum te_rope_kind { TE_NO_ROPE, TE_ROPE_NORM, TE_ROPE_NEOX } te_rope_kind;
 
 /* Attention of one layer for n_tok tokens, each of a sequence. K and V of a token are normed, rotated and stored at its
- * position; then its query heads look at positions 0 to pos[t], or at the last `window` of them. Pool of K and of V:
+ * position; then its query heads look at positions 0 to pos[t], or at some of these (window). Pool of K and of V:
  * [block][n_head_kv][64][n_embd_head], rows in the file's layout. Tokens of the same sequence must be at consecutive
  * positions, ascending with t. A token with pos < 0 is left out (its result is 0). */
 typedef struct te_attention_args {
@@ -109,13 +109,20 @@ typedef struct te_attention_args {
     int32_t n_ctx;          /* positions are below */
     float *out;             /* [n_tok][n_head * n_embd_head] */
     size_t ld_out;
-    int32_t window; /* positions that a token sees, itself the last; 0: all. A GPU takes 8 and more */
+    int32_t window;  /* positions that a token sees, itself the last; 0: all. A GPU takes 8 and more */
+    int32_t chunked; /* rather those from the last multiple of the window on */
+    /* q is multiplied by 1 + temp_scale * ln(1 + the whole part of (position + temp_first) / temp_length); scale 0: it is
+     * not. */
+    float temp_scale;
+    int32_t temp_first, temp_length;
     int32_t
         n_before;    /* the first so many tokens' K and V are stored, but their results are not wanted: q and out may be
                          anything */
     int32_t grouped; /* tokens of a sequence are next to each other */
     int32_t apart;   /* no two tokens are of one sequence */
-    int32_t next_type; /* the format of the matrix that the result, as it is, is multiplied with; -1: of none */
+    int32_t next_type; /* the format of the matrix that the result, as it is, is multiplied with by the next operation that
+                          reads it: nothing may come between that changes it, or norms it; -1: of none */
+    const te_linear_args *beside; /* or NULL: a product that is computed, too, at the same time or before */
     /* by the device */
     void *half; /* NULL, or the result once more, in F16: a te_cuda_half of few tokens with so many tiles and words. */
     float *half_scale; /* n_head * n_embd_head is then a multiple of 256 */
@@ -288,6 +295,18 @@ typedef struct te_ffn_args {
     float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
 } te_ffn_args;
 
+/* gate = act(gate - least) * up where gate is above least = mean + cut * deviation of the token's n gates, else 0. */
+typedef struct te_cut_args {
+    float *gate;     /* [n_tok] rows of n values, ld apart; the result, too */
+    const float *up; /* the same */
+    size_t ld;
+    int32_t n_tok, n;
+    float cut;
+    int32_t act; /* te_activation */
+    float threshold;
+    uint32_t *fired, *counts; /* as te_ffn_args's */
+} te_cut_args;
+
 /* ---- experts ---- */
 
 typedef enum te_gating {
@@ -324,42 +343,6 @@ typedef struct te_route_args {
     te_ticket ticket;
 } te_route_args;
 
-/* y_t (+)= sum over those experts of token t that lie in the given places of
- *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b).
- * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
- * Of down_t the rows of silent neurons need not be read.
- * With a choice that is made first, its results are for later calls, as if route had been called.
- * With `kept` it is the routes that are kept, of a few tokens; place k is then expert k, whose rows are read where they lie
- * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
- * a device may compute both at once. */
-typedef struct te_experts_args {
-    const float *x; /* [n_tok] rows of gate.cols floats, ldx apart: normed already, or: */
-    size_t ldx;
-    te_norm norm; /* of a single token; an RMS norm */
-    int32_t n_tok, n_expert, n_used, n_ff;
-    te_mat gate, up, down;               /* of n_places experts; down.cols is n_ff; or down.w NULL, and: */
-    te_mat down_t;                       /* a row of n_embd per row of up, where down is stored by neuron */
-    const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
-    int32_t n_places;
-    const int32_t *place;   /* [n_expert], as te_route_args's */
-    int32_t missing, first; /* missing: the matrices are those of the first-th, ... of the experts that are not there */
-    const int32_t *expert;  /* [n_tok][n_used], of route */
-    const float *weight;    /* [n_tok][n_used] */
-    const int32_t *kept;    /* [n_tok][n_used] of route, or NULL */
-    const te_route_args *choice; /* or NULL: it is made */
-    int32_t act;                 /* te_activation */
-    float threshold;
-    float *y; /* [n_tok][n_embd] */
-    int32_t add;
-    int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
-    int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
-    uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
-    /* by the device */
-    float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
-    size_t ldh;
-    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
-} te_experts_args;
-
 /* y[t*ldy + c] = (add[t*ld_add + c] + bias[c]) + sum over b of partial[b][t][c] + words[t*cols + c]. With a norm what is
  * added to add is normed: y_t = add_t + norm(bias + sum + words_t). */
 typedef struct te_merge_args {
@@ -379,5 +362,46 @@ typedef struct te_merge_args {
     uint32_t *cancelled;
     uint64_t limit_ns;
 } te_merge_args;
+
+/* y_t (+)= sum over those experts of token t that lie in the given places of
+ *     weight * (down_e . (act(gate_e . x_t + gate_b) * (up_e . x_t + up_b)) + down_b),
+ * without a gate of weight * (down_e . act(up_e . x_t + up_b) + down_b). on_input: the weight is of x_t instead, there
+ * is a gate, and there are no biases.
+ * Place k's rows are k * n_ff ... of gate, up and down_t, and k * n_embd ... of down. As with te_ffn_args only merge reads y.
+ * Of down_t the rows of silent neurons need not be read.
+ * With a choice that is made first, its results are for later calls, as if route had been called. With a merge, whose partial
+ * is y, that is done behind it, as if it had been called.
+ * With `kept` it is the routes that are kept, of a few tokens; place k is then expert k, whose rows are read where they lie
+ * in host memory, as in the file and at any even address. The call behind it that adds those in places says `beside`, and
+ * a device may compute both at once. */
+typedef struct te_experts_args {
+    const float *x; /* [n_tok] rows of up.cols floats, ldx apart: normed already, or: */
+    size_t ldx;
+    te_norm norm; /* of a single token; an RMS norm */
+    int32_t n_tok, n_expert, n_used, n_ff;
+    te_mat gate, up, down; /* of n_places experts; gate.w NULL: none; down.cols is n_ff; or down.w NULL, and: */
+    te_mat down_t;         /* a row of n_embd per row of up, where down is stored by neuron; not without a gate */
+    const float *gate_b, *up_b, *down_b; /* or NULL: of all experts by number, [n_expert][n_ff] or [n_expert][n_embd] */
+    int32_t n_places;
+    const int32_t *place;   /* [n_expert], as te_route_args's */
+    int32_t missing, first; /* missing: the matrices are those of the first-th, ... of the experts that are not there */
+    const int32_t *expert;  /* [n_tok][n_used], of route */
+    const float *weight;    /* [n_tok][n_used] */
+    const int32_t *kept;    /* [n_tok][n_used] of route, or NULL */
+    const te_route_args *choice; /* or NULL: it is made */
+    const te_merge_args *merge;  /* or NULL: it is done */
+    int32_t act;                 /* te_activation */
+    float threshold;
+    int32_t on_input; /* weights are of the input */
+    float *y;         /* [n_tok][n_embd] */
+    int32_t add;
+    int32_t beside;        /* adds to the call in front, which has `kept` and the same routes */
+    int32_t staged, stage; /* the matrices come from loads of the buffer `stage`; prompts only */
+    uint32_t *counts;      /* [3], or NULL: pairs of (neuron, token) asked for, with up read, with h != 0 are added */
+    /* by the device */
+    float *h; /* room for n_tok * n_used rows of n_ff floats, ldh apart */
+    size_t ldh;
+    float *partial; /* the sum over b of partial[b][t][c] is y[t][c] */
+} te_experts_args;
 
 #endif

@@ -27,7 +27,8 @@ typedef struct te_team {
     int32_t nth;       /* members of this run: the pool's, or fewer while other programs keep their CPUs from them */
     uint32_t sense;    /* of the next barrier; private to te_pool */
     uint32_t n_queues; /* begun in this run; private to te_pool */
-    uint32_t turn;     /* 0 when a run begins; for operations that use buffers in turn */
+    uint32_t turn; /* 0 when a run begins; for operations that use buffers in turn: changed only behind a barrier, so
+                        * that what was read in a turn is free again in the next but one */
 } te_team;
 
 typedef void te_task(void *ctx, te_team *team);

@@ -270,7 +270,7 @@ template <class V, class R> struct gemm_int8 : R {
 
 // Way i of these products into a table that has those in floats, with which they share scratch memory.
 template <class G, class D> void fill_int8(te_gemm_kernels *k, int i) {
-    k->int8[i] = {D::types, G::pack_bytes, G::pack, G::gemm};
+    k->int8[i] = {D::types, D::by_token, G::pack_bytes, G::pack, G::gemm};
     for (int type = 0; type < TE_TYPE_LIMIT; type++)
         if (D::types >> type & 1) k->linear_min_tok[type] = D::min_tok(type);
     k->pack_unit = 48;

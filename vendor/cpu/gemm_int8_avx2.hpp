@@ -5,6 +5,7 @@ struct int8_avx2 {
     static constexpr uint64_t types = 1ull << TE_MXFP4 | 1ull << TE_Q4_0 | 1ull << TE_Q4_1 | 1ull << TE_Q5_0 |
                                       1ull << TE_Q5_1 | 1ull << TE_Q2_K | 1ull << TE_Q3_K | 1ull << TE_Q4_K |
                                       1ull << TE_Q5_K | 1ull << TE_Q6_K;
+    static constexpr bool by_token = false;
     // Break-even with the row kernels, one thread: with 6 tokens Q4_K 1.3, Q4_0 1.1, Q6_K 0.7, with 8 1.6, 1.4, 1.0.
     static constexpr uint16_t min_tok(int type) { return type == TE_Q6_K ? 8 : 6; }
     using sums = __m256i;

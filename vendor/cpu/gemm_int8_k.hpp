@@ -23,6 +23,7 @@
 namespace {
 
 struct int8_k : int8_sizes<vec_avx512, 3> {
+    static constexpr bool by_token = false;
     static constexpr uint64_t types =
         1ull << TE_Q2_K | 1ull << TE_Q3_K | 1ull << TE_Q4_K | 1ull << TE_Q5_K | 1ull << TE_Q6_K | 1ull << TE_IQ4_XS;
     // Break-even with the row kernels, one thread, in records of 32: with 8 tokens Q4_K 1.2, Q6_K 0.7, with 12 1.7, 1.2.

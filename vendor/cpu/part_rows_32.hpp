@@ -5,10 +5,20 @@
 #include "rows_batch.hpp"
 #include "rows_table.hpp"
 #include "rows_q4_0.hpp"
+#include "rows_panel.hpp"
+
+namespace {
+template <class V> te_row_kernels rows_of_q4_0() {
+    if constexpr (V::q4_0_by_blocks)
+        return rows_of<V, q4_0_rows<V>, q4_0_panel<V>>();
+    else
+        return rows_of<V, block_rows<V, codec_q4_0<V>>>();
+}
+} // namespace
 
 TE_PART(rows_32) {
     table->row[TE_Q8_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q8_0<isa_vec>>>(writers<isa_vec>::q8_0);
-    table->row[TE_Q4_0] = rows_of<isa_vec, q4_0_of<isa_vec>::type>();
+    table->row[TE_Q4_0] = rows_of_q4_0<isa_vec>();
     table->row[TE_Q4_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q4_1<isa_vec>>>();
     table->row[TE_Q5_0] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_0<isa_vec>>>();
     table->row[TE_Q5_1] = rows_of<isa_vec, block_rows<isa_vec, codec_q5_1<isa_vec>>>();

@@ -25,6 +25,9 @@ TE_TABLE(scalar);
 #if defined(__x86_64__)
 TE_TABLE(avx2);
 te_part te_avx2_gemm_int8;
+/* AVX2's table with other rows of integers. */
+extern te_kernels te_kernels_avx2_vnni;
+te_part te_avx2_vnni_rows_32, te_avx2_vnni_rows_k, te_avx2_vnni_rows_256;
 TE_TABLE(avx512);
 te_part te_avx512_gemm_int8, te_avx512_gemm_int8_k;
 /* AVX-512's tables with other products of floats. */

@@ -1,13 +1,13 @@
-// rows_q4_0.hpp - dot products of Q4_0 on AVX2, for one token and for a few; the rest is codec_q4_0's.
+// rows_q4_0.hpp - dot products of Q4_0 on AVX2 and AVX-512, for one token and for two; rows_panel.hpp has those for more,
+// and the rest is codec_q4_0's.
 //
 // As many blocks as a register has lanes are worked on together. Their products are added up, by transposing, to one
 // integer for each, so that a lane is a block: one conversion, one product of scales and one fma for all of them, instead
-// of one for every register. A row's sum has in lane l the blocks l, l + lanes, l + 2 * lanes ...
+// of one for every register. A row's sum has in lane l the blocks l, l + lanes, l + 2 * lanes ... of an order that is the
+// vocabulary's.
 //
-// One thread of a Zen 5, 4096 columns, weights in memory, GB/s read for 1, 2, 4 and 8 tokens: codec_q4_0's 28, 17.5, 10.5 and
-// 5.1, these 36, 24.5, 12.9 and 6.4. A lane for each row instead, which wants a transposition of weights for each block
-// and none of sums: 36, 16, 10.6 and 6.7. With AVX-512, whose dot products add four at once, codec_q4_0's read 37, 34, 23 and
-// 12, these 34, 35, 20 and 13, a lane for each row 24, 21, 15 and 10.
+// One thread of a Zen 5, 4096 columns, GB/s read for 1 and 2 tokens: AVX2, from memory, codec_q4_0's 28 and 17.5, these 36
+// and 24.5; AVX-512, from the second cache, 62 and 40, these 78 and 48 (from memory both reach what it gives).
 namespace {
 
 template <class V> struct q4_0_walk;
@@ -121,12 +121,5 @@ template <class V> struct q4_0_walk : block_walk<V, codec_q4_0<V>, codec_q4_0<V>
         if (last && n) K::template mac_part<T>(w, n, x, *sum);
     }
     static float total(const typename V::f32 *sum) { return V::sum(*sum); }
-};
-
-template <class V, bool by_blocks = V::q4_0_by_blocks> struct q4_0_of {
-    using type = q4_0_rows<V>;
-};
-template <class V> struct q4_0_of<V, false> {
-    using type = block_rows<V, codec_q4_0<V>>;
 };
 } // namespace

@@ -16,10 +16,10 @@ template <class K> struct flat {
 };
 #undef TE_FLAT
 
-// from_f32: NULL unless the format can be written.
-template <class V, class K> te_row_kernels rows_of(void (*from_f32)(const float *, void *, int32_t) = nullptr) {
+// M: the kernels for several tokens. from_f32: NULL unless the format can be written.
+template <class V, class K, class M = typename batch_of<V, flat<K>>::type>
+te_row_kernels rows_of(void (*from_f32)(const float *, void *, int32_t) = nullptr) {
     using F = flat<K>;
-    using M = typename batch_of<V, F>::type;
     return {K::act_bytes, F::act_pack, F::dot, F::axpy, M::dot, M::axpy, K::acc_add, K::to_f32, from_f32};
 }
 

@@ -42,6 +42,8 @@ static bool has_avx2(void) {
     return all(cpuid(1, 0).c, fma | popcnt | avx | f16c) && all(cpuid(7, 0).b, avx2) && saved(sse_and_avx);
 }
 
+static bool has_avx2_vnni(void) { return has_avx2() && all(cpuid(7, 1).a, 1u << 4); }
+
 static bool has_avx512(void) {
     const unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
     const cpuid_regs r = cpuid(7, 0);
@@ -88,7 +90,7 @@ static bool always(void) { return true; }
 
 te_kernels te_kernels_scalar;
 #if defined(__x86_64__)
-te_kernels te_kernels_avx2, te_kernels_avx512, te_kernels_avx512_bf16, te_kernels_amx;
+te_kernels te_kernels_avx2, te_kernels_avx2_vnni, te_kernels_avx512, te_kernels_avx512_bf16, te_kernels_amx;
 #elif defined(__aarch64__)
 te_kernels te_kernels_neon;
 #if defined(TE_HAS_NEON_DOT)
@@ -107,6 +109,11 @@ static const struct {
     {"scalar", &te_kernels_scalar, NULL, always, {PARTS(scalar)}},
 #if defined(__x86_64__)
     {"avx2", &te_kernels_avx2, NULL, has_avx2, {PARTS(avx2), te_avx2_gemm_int8}},
+    {"avx2_vnni",
+     &te_kernels_avx2_vnni,
+     &te_kernels_avx2,
+     has_avx2_vnni,
+     {te_avx2_vnni_rows_32, te_avx2_vnni_rows_k, te_avx2_vnni_rows_256}},
     {"avx512", &te_kernels_avx512, NULL, has_avx512, {PARTS(avx512), te_avx512_gemm_int8, te_avx512_gemm_int8_k}},
     {"avx512_bf16", &te_kernels_avx512_bf16, &te_kernels_avx512, has_avx512_bf16, {te_avx512_bf16_gemm_bf16}},
     {"amx", &te_kernels_amx, &te_kernels_avx512, has_amx, {te_amx_gemm_amx}},

@@ -437,12 +437,29 @@ static int32_t slices_of(const te_expert *e, int32_t most, int32_t *each) {
     return (e->n + *each - 1) / *each;
 }
 
+/* Packs this member's share of all tokens for gate and up, if slices may take copies of them: a token has several experts. */
+static void pack_tokens(const run *r) {
+    const te_mixture *m = r->m;
+    const te_gemm_way way = te_gemm_of(r->ws->k, first_mat(&m->expert[0])->type);
+    int64_t t0, t1;
+    te_share(r->team, m->n_tok, 1, &t0, &t1);
+    if (way.token_bytes && t0 < t1)
+        way.pack(m->x, m->ldx, NULL, m->n_tok, m->cols, (int32_t)t0, (int32_t)t1, r->ws->packed);
+}
+
 /* Packs the input of n routes, unless it is packed so. */
 static void pack_slice(const run *r, const te_gemm_way *way, int32_t first, int32_t n, te_gemm_pack **packed_for) {
     const te_mixture *m = r->m;
     if (*packed_for == way->pack) return;
-    way->pack(m->x, m->ldx, m->token + first, n, m->cols, 0, n, r->me->slice);
     *packed_for = way->pack;
+    if (way->token_bytes && way->pack == te_gemm_of(r->ws->k, first_mat(&m->expert[0])->type).pack) {
+        const size_t each = way->token_bytes(1, m->cols);
+        for (int32_t i = 0; i < n; i++)
+            memcpy((char *)r->me->slice + each * (size_t)i,
+                   (const char *)r->ws->packed + each * (size_t)m->token[first + i], each);
+        return;
+    }
+    way->pack(m->x, m->ldx, m->token + first, n, m->cols, 0, n, r->me->slice);
 }
 
 /* All products of an expert for n of its tokens. most: of a slice. Where it can be, a member's hidden values are always at
@@ -529,6 +546,7 @@ void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te
     } else {
         int32_t e = 0, task = 0; /* the first task of expert e */
         if (team->ith == 0) te_counter_reset(team, TE_COUNTER_UNITS);
+        pack_tokens(&r);
         te_barrier(team);
         for (int64_t i; (i = te_counter_take(team, TE_COUNTER_UNITS, 1)) < n_tasks;) {
             int32_t n = slices_of(&m->expert[e], most, &each);

@@ -309,7 +309,16 @@ void te_op_ffn(te_team *team, te_workspace *ws, const te_ffn *f, te_rows rows, b
         p.n_tok = io->n_tok - t0 < TE_WORKSPACE_TOKENS ? io->n_tok - t0 : TE_WORKSPACE_TOKENS;
         for (int32_t i = 0; io->hidden && i < p.n_tok; i++) hidden[i] = part.hidden + io->ld_hidden * (size_t)i;
         te_pass_begin(&p, me);
-        if (!io->is_packed) pack(ws, me, f, &part, p.n_tok);
+        if (!io->is_packed && te_packs_together(team, ws, p.n_tok)) {
+            te_together together = {0};
+            if (f->gate.w) te_together_add(&together, ws, &f->gate);
+            te_together_add(&together, ws, &f->up);
+            te_pack_together(team, ws, &together, f->up.cols, part.x, io->ldx, p.n_tok);
+            if (f->gate.w) p.act[0] = te_together_of(&together, ws, &f->gate);
+            p.act[1] = te_together_of(&together, ws, &f->up);
+        } else if (!io->is_packed) {
+            pack(ws, me, f, &part, p.n_tok);
+        }
         te_work d;
         te_work_begin(team, &d, n_parts, f->down.w != NULL);
         while (te_work_next(team, &d)) {

@@ -91,6 +91,7 @@ static inline bool te_is_relu(te_activation act) { return act == TE_RELU || act 
 enum { TE_INT8_WAYS = 2 };
 typedef struct te_int8_kernels {
     uint64_t types;
+    bool by_token; /* packed tokens follow each other, pack_bytes(1, k) each, and may be copied one by one */
     size_t (*pack_bytes)(int32_t n_tok, int32_t k);
     void (*pack)(const float *x, size_t ldx, const int32_t *row, int32_t n_tok, int32_t k, int32_t t0, int32_t t1,
                  void *px);
@@ -163,7 +164,7 @@ typedef struct te_scan {
 } te_scan;
 
 typedef struct te_kernels {
-    const char *name;                  /* "scalar" "avx2" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
+    const char *name;                  /* "scalar" "avx2" "avx2_vnni" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
     te_row_kernels row[TE_TYPE_LIMIT]; /* by te_type; all entries NULL for types that cannot be dequantised */
     te_gemm_kernels gemm;              /* for every type that row[] knows */
 
@@ -204,7 +205,7 @@ typedef struct te_kernels {
 
 /* The table for this machine, chosen once: the best that the processor and the operating system allow, or the one
  * that the environment
- * variable POWERINFER_ISA names (scalar; x86-64: avx2, avx512, avx512_bf16, amx; 64-bit ARM: neon, neon_dot). NULL with a sentence in
+ * variable POWERINFER_ISA names (scalar; x86-64: avx2, avx2_vnni, avx512, avx512_bf16, amx; 64-bit ARM: neon, neon_dot). NULL with a sentence in
  * te_last_error if that name is unknown to this build or cannot run here. */
 const te_kernels *te_cpu_kernels(void);
 /* A table by name, whatever was chosen; NULL if it cannot run here. */

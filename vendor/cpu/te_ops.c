@@ -39,6 +39,9 @@ static size_t packed_bytes(const te_kernels *k, int32_t n_tok, int32_t cols) {
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
+/* Whether so many packings by others instead of one's own are worth a barrier. */
+static bool worth_waiting(int32_t n_threads, int32_t n_tok) { return (n_threads - 1) * n_tok >= 16 && n_tok >= 4; }
+
 te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out) {
     *out = NULL;
     if (limits.n_threads < 1 || limits.max_tok < 1 || limits.max_cols < 1 || limits.max_rows < 1 ||
@@ -71,6 +74,8 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     total = 0;
     reserve(&total, n_threads, each, &ok);
     const size_t packed_at = reserve(&total, 1, packed_bytes(k, limits.max_tok, limits.max_cols), &ok);
+    const bool together = worth_waiting(limits.n_threads, (int32_t)pass);
+    const size_t together_at = reserve(&total, together ? 4 * pass : 0, act, &ok);
     if (!ok)
         return te_fail(TE_MEMORY, "a workspace of %d tokens of %d columns is too large", limits.max_tok,
                        limits.max_cols);
@@ -86,6 +91,7 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     w->n_bytes = total;
     w->memory = memory;
     w->packed = memory + packed_at;
+    for (size_t i = 0; together && i < 4; i++) w->together[i / 2][i % 2] = memory + together_at + i * pass * act;
     w->act_stride = act;
     w->sum_stride = acc;
     for (size_t i = 0; i < n_threads; i++) {
@@ -115,6 +121,45 @@ size_t te_workspace_bytes(const te_workspace *w) { return w->n_bytes; }
 float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n) {
     (void)n; /* n <= max(max_cols, max_rows), by contract */
     return w->member[team->ith].floats;
+}
+
+/* ---- activations that members pack together ---- */
+
+bool te_packs_together(const te_team *team, const te_workspace *ws, int32_t n_tok) {
+    return ws->together[0][0] && worth_waiting(team->nth, n_tok);
+}
+
+void te_together_add(te_together *p, const te_workspace *ws, const te_mat *m) {
+    if (p->n < 2 && !te_together_of(p, ws, m)) {
+        p->act[p->n] = ws; /* until it is packed */
+        p->by[p->n++] = te_rows_of(ws, m);
+    }
+}
+
+const void *te_together_of(const te_together *p, const te_workspace *ws, const te_mat *m) {
+    for (int32_t i = 0; i < p->n; i++)
+        if (p->by[i]->act_pack == te_rows_of(ws, m)->act_pack) return p->act[i];
+    return NULL;
+}
+
+void te_pack_together(te_team *team, const te_workspace *ws, te_together *p, int32_t cols, const float *x, size_t ldx,
+                      int32_t n_tok) {
+    enum { PIECE = 2048 }; /* columns: whole chunks of every format, whose activations follow each other */
+    const int32_t n_pieces = (cols + PIECE - 1) / PIECE;
+    int64_t lo, hi;
+    te_share(team, (int64_t)n_tok * n_pieces, 1, &lo, &hi);
+    for (int32_t i = 0; i < p->n; i++) {
+        char *to = ws->together[team->turn & 1][i];
+        for (int64_t u = lo; u < hi; u++) {
+            const size_t t = (size_t)(u / n_pieces);
+            const int32_t c = (int32_t)(u % n_pieces) * PIECE;
+            p->by[i]->act_pack(x + ldx * t + c, smaller(cols - c, PIECE),
+                               to + ws->act_stride * t + p->by[i]->act_bytes(c));
+        }
+        p->act[i] = to;
+    }
+    te_barrier(team);
+    team->turn++;
 }
 
 /* ---- sums over members ---- */
@@ -193,13 +238,14 @@ static int gemm_number(const te_gemm_kernels *g, int32_t type) {
 }
 
 static te_gemm_way way_number(const te_gemm_kernels *g, int by) {
-    if (by == BY_GEMM) return (te_gemm_way){g->pack, g->gemm};
-    return (te_gemm_way){g->int8[by - BY_INT8].pack, g->int8[by - BY_INT8].gemm};
+    if (by == BY_GEMM) return (te_gemm_way){g->pack, g->gemm, NULL};
+    const te_int8_kernels *k = &g->int8[by - BY_INT8];
+    return (te_gemm_way){k->pack, k->gemm, k->by_token ? k->pack_bytes : NULL};
 }
 
 te_gemm_way te_gemm_of(const te_kernels *k, int32_t type) { return way_number(&k->gemm, gemm_number(&k->gemm, type)); }
 
-te_gemm_way te_gemm_t_of(const te_kernels *k) { return (te_gemm_way){k->gemm.pack_t, k->gemm.gemm_t}; }
+te_gemm_way te_gemm_t_of(const te_kernels *k) { return (te_gemm_way){k->gemm.pack_t, k->gemm.gemm_t, NULL}; }
 
 static int way_of(const te_workspace *ws, const te_linear *l, int32_t n_tok) {
     const te_gemm_kernels *g = &ws->k->gemm;
@@ -237,11 +283,10 @@ static void linear_gemm(te_team *team, te_workspace *ws, const te_linear *produc
     g->end();
 }
 
-/* Rows [lo, hi) of one product for n_tok <= TE_WORKSPACE_TOKENS tokens that are packed; t: the first one's number. */
-static void linear_rows(te_workspace *ws, te_member *me, const te_linear *l, int32_t lo, int32_t hi, int32_t n_tok,
-                        size_t t) {
+/* Rows [lo, hi) of one product for n_tok <= TE_WORKSPACE_TOKENS tokens, packed in act; t: the first one's number. */
+static void linear_rows(te_workspace *ws, te_member *me, const te_linear *l, const void *act, int32_t lo, int32_t hi,
+                        int32_t n_tok, size_t t) {
     const te_row_kernels *k = te_rows_of(ws, &l->w);
-    const void *act = te_act(ws, me, 0, 0);
     /* As many rows in one call as there is room for: the prefetched stream never breaks off. */
     const int32_t most = l->add ? larger(larger(ws->limits.max_cols, ws->limits.max_rows) / n_tok, 1) : hi - lo;
     for (int32_t r = lo, n; r < hi; r += n) {
@@ -289,6 +334,12 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
     for (int32_t t = 0; t < n_tok; t += TE_WORKSPACE_TOKENS) {
         const int32_t n = smaller(n_tok - t, TE_WORKSPACE_TOKENS);
         te_pack_fn *packed_for = NULL;
+        te_together together = {0};
+        if (te_packs_together(team, ws, n)) {
+            for (int32_t p = 0; p < n_products; p++)
+                if (way_of(ws, &products[p], n_tok) == BY_ROWS) te_together_add(&together, ws, &products[p].w);
+            te_pack_together(team, ws, &together, products[0].w.cols, x + ldx * (size_t)t, ldx, n);
+        }
         te_work d;
         te_work_begin(team, &d, n_parts, false);
         while (te_work_next(team, &d)) {
@@ -303,9 +354,10 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
                 first += n_units;
                 if (u0 >= u1) continue;
                 const int64_t r1 = u1 * unit;
-                te_pack(ws, me, 0, &l->w, x + ldx * (size_t)t, ldx, n, &packed_for);
-                linear_rows(ws, me, l, (int32_t)(u0 * unit), r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, n,
-                            (size_t)t);
+                const void *act = te_together_of(&together, ws, &l->w);
+                if (!act) te_pack(ws, me, 0, &l->w, x + ldx * (size_t)t, ldx, n, &packed_for);
+                linear_rows(ws, me, l, act ? act : te_act(ws, me, 0, 0), (int32_t)(u0 * unit),
+                            r1 < l->w.n_rows ? (int32_t)r1 : l->w.n_rows, n, (size_t)t);
             }
         }
     }

@@ -26,7 +26,9 @@ struct te_workspace {
     te_workspace_limits limits;
     size_t n_bytes; /* of the allocation that all pointers lie in */
     void *memory;
-    void *packed;      /* activations of all tokens as the GEMM wants them; shared */
+    void *packed; /* activations of all tokens as the GEMM wants them; shared */
+    void *together[2]
+                  [2]; /* packed activations of TE_WORKSPACE_TOKENS tokens for two formats, shared: two sets, in turn */
     size_t act_stride; /* bytes of one token's activations */
     size_t sum_stride; /* floats of one token's sums */
     te_member member[];
@@ -43,6 +45,7 @@ typedef void te_gemm_fn(const te_mat *m, int32_t first, int32_t last, const void
 typedef struct te_gemm_way {
     te_gemm_pack *pack;
     te_gemm_fn *gemm;
+    size_t (*token_bytes)(int32_t n_tok, int32_t k); /* of n packed tokens that may be copied one by one; else NULL */
 } te_gemm_way;
 te_gemm_way te_gemm_of(const te_kernels *k, int32_t type);
 te_gemm_way te_gemm_t_of(const te_kernels *k);
@@ -65,6 +68,24 @@ static inline void te_pack(const te_workspace *ws, const te_member *me, int32_t 
     for (int32_t t = 0; t < n_tok; t++) pack(x + ldx * (size_t)t, m->cols, te_act(ws, me, which, t));
     *packed_for = pack;
 }
+
+/* Activations that the whole team packs, for up to two formats: else each member packs them all, and of 32 tokens of
+ * Llama-2-7B that is a sixth of 16 members' time. Few tokens and few members are not worth waiting for each other. */
+typedef struct te_together {
+    int32_t n;
+    const te_row_kernels *by[2];
+    const void *act[2];
+} te_together;
+/* Whether it pays; false for a workspace that has no room for it. */
+bool te_packs_together(const te_team *team, const te_workspace *ws, int32_t n_tok);
+/* Adds the format of m, if there is room for it. */
+void te_together_add(te_together *p, const te_workspace *ws, const te_mat *m);
+/* Packs n_tok <= TE_WORKSPACE_TOKENS tokens of cols columns for the formats that were added. Contains a barrier, and turns the
+ * sets over. */
+void te_pack_together(te_team *team, const te_workspace *ws, te_together *p, int32_t cols, const float *x, size_t ldx,
+                      int32_t n_tok);
+/* What was packed for m's format; NULL: nothing was. */
+const void *te_together_of(const te_together *p, const te_workspace *ws, const te_mat *m);
 
 /* The sums of a chain for token t. */
 static inline float *te_sums(const te_workspace *ws, const te_team *team, int32_t chain, int32_t t) {

@@ -123,10 +123,16 @@ struct vec_avx2 {
         return to_f32(_mm256_srai_epi32(_mm256_slli_epi32(flipped, 28 - 4 * k), 28));
     }
 
-    static i32 q4_0_bytes(const uint8_t *p) {
-        const te_block_q4_0 *b = (const te_block_q4_0 *)p;
-        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)b[0].q)),
-                                       _mm_loadu_si128((const __m128i *)b[1].q), 1);
+    static i32 q4_0_two(const uint8_t *p, const uint8_t *r) { // of two blocks
+        const te_block_q4_0 *a = (const te_block_q4_0 *)p, *b = (const te_block_q4_0 *)r;
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a->q)),
+                                       _mm_loadu_si128((const __m128i *)b->q), 1);
+    }
+    static i32 q4_0_bytes(const uint8_t *p) { return q4_0_two(p, p + sizeof(te_block_q4_0)); }
+    static i32 eight_of(const void *p, int at) { // bytes at .. at + 7, in all lanes
+        int64_t v;
+        memcpy(&v, (const char *)p + at, 8);
+        return _mm256_set1_epi64x(v);
     }
     static f32 q4_0_scales(const uint8_t *p) {
         const __m128i first = _mm_loadu_si128((const __m128i *)p), second = _mm_loadu_si128((const __m128i *)(p + 16));
@@ -158,6 +164,38 @@ struct vec_avx2 {
     }
     static i32 fold_qwords(i32 a, i32 b, i32 start) {
         return widen_add(start, _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)));
+    }
+
+    // For rows_panel.hpp: a block of eight rows, q[2k + g] with bytes 8k .. 8k + 7 (low nibbles, then high ones) of rows
+    // 2g, 2g + 1 and, in the upper half, 4 + 2g, 5 + 2g.
+    static void q4_0_panel(const uint8_t *const *row, size_t at, i32 *q) {
+        for (int g = 0; g < 2; g++) {
+            const i32 a = q4_0_two(row[2 * g] + at, row[2 * g + 4] + at),
+                      b = q4_0_two(row[2 * g + 1] + at, row[2 * g + 5] + at);
+            const i32 first = _mm256_unpacklo_epi64(a, b), second = _mm256_unpackhi_epi64(a, b);
+            q[g] = bits_and(first, 15);
+            q[2 + g] = bits_and(second, 15);
+            q[4 + g] = high4(first);
+            q[6 + g] = high4(second);
+        }
+    }
+    static void q4_0_panel_scales(const uint8_t *const *row, size_t at, uint16_t *d) {
+        for (int r = 0; r < 8; r++)
+            for (int b = 0; b < 8; b++) memcpy(d + 8 * b + r, row[r] + at + b * (int)sizeof(te_block_q4_0), 2);
+    }
+    // The rows' products with a token's block, low and high: its bytes, which the nibbles meet.
+    static i32 q4_0_panel_dot(const i32 *q, const void *low, const void *high, const void *start) {
+        const i32 x[4] = {eight_of(low, 0), eight_of(low, 8), eight_of(high, 0), eight_of(high, 8)};
+        i32 a = _mm256_maddubs_epi16(q[0], x[0]), b = _mm256_maddubs_epi16(q[1], x[0]); // 32 products fit
+        for (int r = 0; r < 3; r++) {
+            a = _mm256_add_epi16(a, _mm256_maddubs_epi16(q[2 + 2 * r], x[1 + r]));
+            b = _mm256_add_epi16(b, _mm256_maddubs_epi16(q[3 + 2 * r], x[1 + r]));
+        }
+        const __m256 fa = _mm256_castsi256_ps(a), fb = _mm256_castsi256_ps(b);
+        int32_t s;
+        memcpy(&s, start, 4);
+        return widen_add(_mm256_set1_epi32(s), _mm256_add_epi16(_mm256_castps_si256(_mm256_shuffle_ps(fa, fb, 0x88)),
+                                                                _mm256_castps_si256(_mm256_shuffle_ps(fa, fb, 0xdd))));
     }
 
     static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {

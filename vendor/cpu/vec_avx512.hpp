@@ -3,9 +3,9 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
-    static constexpr bool q4_0_by_blocks = false; // whether rows_q4_0.hpp has its words
-    static constexpr int abreast = 8;             // tokens, in rows_batch.hpp
-    static constexpr int rows = 4;                // that one pass over axpy's sums adds
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp has its words
+    static constexpr int abreast = 8;            // tokens, in rows_batch.hpp
+    static constexpr int rows = 4;               // that one pass over axpy's sums adds
     using f32 = __m512;
     using i32 = __m512i;
     using w16 = __m512;
@@ -100,7 +100,6 @@ struct vec_avx512 {
     template <int k> static f32 float_nibble(i32 a) { return float_nibble_minus<k, 0>(a); }
     template <int k> static f32 float_nibble_minus_8(i32 a) { return float_nibble_minus<k, 8>(a); }
 
-    static __m256 times(__m256 a, const float *by) { return _mm256_mul_ps(a, _mm256_loadu_ps(by)); }
     static __m256 times(__m256 a, float by) { return _mm256_mul_ps(a, _mm256_set1_ps(by)); }
     static __m128 times(__m128 a, const float *by) { return _mm_mul_ps(a, _mm_loadu_ps(by)); }
     static __m128 times(__m128 a, float by) { return _mm_mul_ps(a, _mm_set1_ps(by)); }
@@ -123,8 +122,106 @@ struct vec_avx512 {
         s[0] = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), d);
         s[1] = _mm512_permutexvar_ps(_mm512_setr_epi32(4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7), d);
     }
-    static i32 one_in_four(const int32_t *p) { // lanes 0, 5, 10, 15
-        return _mm512_maskz_broadcast_i32x4(0x8421, _mm_loadu_si128((const __m128i *)p));
+    // For rows_q4_0.hpp. Sixteen blocks, four in each register, and their scales: that of block 4i + j in lane 4j + i. Each
+    // line is loaded once: loads that wait for memory keep a Zen 5 from looking ahead (one thread 13 instead of 30 GB/s).
+    static i32 load_once(const uint8_t *p) {
+        i32 v = load_bytes(p);
+        asm("" : "+v"(v)); // or gcc loads it again for each use
+        return v;
+    }
+    static void q4_0_chunk(const uint8_t *p, i32 *q, f32 *d) {
+        const i32 z[5] = {load_once(p), load_once(p + 64), load_once(p + 128), load_once(p + 192),
+                          _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(p + 256)))};
+        const __m512i first = _mm512_set_epi16(35, 34, 33, 32, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16,
+                                               15, 14, 13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
+        for (int i = 0; i < 4; i++) // its blocks begin at word 36i, which is word 4i of these two registers
+            q[i] =
+                _mm512_permutex2var_epi16(z[i], _mm512_add_epi16(first, _mm512_set1_epi16((short)(4 * i))), z[i + 1]);
+        const __m512i pick =
+            _mm512_castsi256_si512(_mm256_setr_epi16(0, 36, 8, 44, 9, 45, 17, 53, 18, 54, 26, 62, 27, 63, 35, 0));
+        const __m512i a = _mm512_maskz_permutex2var_epi16(0x3333, z[0], pick, z[1]),
+                      b = _mm512_maskz_permutex2var_epi16(0x4ccc, z[2], pick, z[3]);
+        const __m512i last = _mm512_maskz_permutexvar_epi16(0x8000, _mm512_set1_epi16(7), z[4]);
+        *d = _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_ternarylogic_epi32(a, b, last, 0xfe)));
+    }
+    static i32 dots(i32 low, const int8_t *x, i32 high, const int8_t *y) {
+        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero_i32(), low, load_bytes(x)), high, load_bytes(y));
+    }
+    static i32 fold_dwords(i32 a, i32 b) {
+        return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+    static i32 fold_qwords(i32 a, i32 b, i32 start) {
+        return _mm512_add_epi32(start, _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)));
+    }
+    // For rows_panel.hpp: a block of sixteen rows, q[2k + g] with bytes 8k .. 8k + 7 (low nibbles, then high ones) of rows
+    // 4h + 2g and 4h + 2g + 1, h = 0 to 3.
+    static i32 q4_0_four(const uint8_t *const *row, size_t at) {
+        const size_t to = at + offsetof(te_block_q4_0, q);
+        __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(row[0] + to)));
+        v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row[4] + to)), 1);
+        v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row[8] + to)), 2);
+        return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row[12] + to)), 3);
+    }
+    static void q4_0_panel(const uint8_t *const *row, size_t at, i32 *q) {
+        for (int g = 0; g < 2; g++) {
+            const i32 a = q4_0_four(row + 2 * g, at), b = q4_0_four(row + 2 * g + 1, at);
+            const i32 first = _mm512_unpacklo_epi64(a, b), second = _mm512_unpackhi_epi64(a, b);
+            q[g] = bits_and(first, 15);
+            q[2 + g] = bits_and(second, 15);
+            q[4 + g] = high4(first);
+            q[6 + g] = high4(second);
+        }
+    }
+    // Sixteen blocks' scales of rows r and r + 8: the first eight of either, then the others.
+    static __m512i q4_0_sixteen(const uint8_t *p, const uint8_t *r) {
+        const __m512i pick = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
+        const int half = 8 * (int)sizeof(te_block_q4_0);
+        const __m512i a = _mm512_maskz_permutex2var_epi16(0xff, load_bytes(p), pick, load_bytes(p + 64)),
+                      b = _mm512_maskz_permutex2var_epi16(0xff00, load_bytes(r), pick, load_bytes(r + 64)),
+                      c = _mm512_maskz_permutex2var_epi16(0xff0000, load_bytes(p + half), pick,
+                                                          load_bytes(p + half + 64)),
+                      d = _mm512_maskz_permutex2var_epi16(0xff000000, load_bytes(r + half), pick,
+                                                          load_bytes(r + half + 64));
+        return bits_or(_mm512_ternarylogic_epi32(a, b, c, 0xfe), d);
+    }
+    static void q4_0_panel_scales(const uint8_t *const *row, size_t at, uint16_t *d) {
+        __m512i a[8], b[8];
+        for (int r = 0; r < 8; r++) a[r] = q4_0_sixteen(row[r] + at, row[r + 8] + at);
+        for (int r = 0; r < 4; r++) { // a transposition of 8 by 8 words in each quarter
+            b[2 * r] = _mm512_unpacklo_epi16(a[r], a[r + 4]);
+            b[2 * r + 1] = _mm512_unpackhi_epi16(a[r], a[r + 4]);
+        }
+        for (int r = 0; r < 4; r++) {
+            a[2 * r] = _mm512_unpacklo_epi16(b[r], b[r + 4]);
+            a[2 * r + 1] = _mm512_unpackhi_epi16(b[r], b[r + 4]);
+        }
+        for (int r = 0; r < 4; r++) {
+            b[2 * r] = _mm512_unpacklo_epi16(a[r], a[r + 4]);
+            b[2 * r + 1] = _mm512_unpackhi_epi16(a[r], a[r + 4]);
+        }
+        for (int k = 0; k < 8; k++) {
+            _mm256_storeu_si256((__m256i *)(d + 16 * k), _mm512_castsi512_si256(b[k]));
+            _mm256_storeu_si256((__m256i *)(d + 16 * (k + 8)), _mm512_extracti64x4_epi64(b[k], 1));
+        }
+    }
+    // The rows' products with a token's block, low and high: its bytes, which the nibbles meet.
+    static i32 q4_0_panel_dot(const i32 *q, const void *low, const void *high, const void *start) {
+        const i32 x[4] = {eight_of(low, 0), eight_of(low, 8), eight_of(high, 0), eight_of(high, 8)};
+        int32_t s;
+        memcpy(&s, start, 4);
+        i32 a = _mm512_maskz_set1_epi32(0x5555, s), b = a;
+        for (int r = 0; r < 4; r++) {
+            a = _mm512_dpbusd_epi32(a, q[2 * r], x[r]);
+            b = _mm512_dpbusd_epi32(b, q[2 * r + 1], x[r]);
+        }
+        const __m512 fa = _mm512_castsi512_ps(a), fb = _mm512_castsi512_ps(b);
+        return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(fa, fb, 0x88)),
+                                _mm512_castps_si512(_mm512_shuffle_ps(fa, fb, 0xdd)));
+    }
+    static i32 eight_of(const void *p, int at) { // bytes at .. at + 7, in all lanes
+        int64_t v;
+        memcpy(&v, (const char *)p + at, 8);
+        return _mm512_set1_epi64(v);
     }
     static i32 q8_0_bytes(const uint8_t *p) {
         const te_block_q8_0 *b = (const te_block_q8_0 *)p;

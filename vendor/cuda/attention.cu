@@ -10,6 +10,7 @@
 #include "attention_head.cuh"
 #include "attention_many.cuh"
 #include "attention_warp.cuh"
+#include "kv_rows.cuh"
 #include "launch.h"
 
 namespace te {
@@ -18,8 +19,18 @@ constexpr int ATT_THREADS = 32 * ATT_WARPS, ATT_GRAIN = 16;
 constexpr int LONG_FROM = 4096 / ATT_GRAIN, LONG_BLOCKS = 2; // grains; blocks of a multiprocessor
 constexpr int ATT_PAIRS = ATT_MAX_DIM / 64;                  // pairs of values of a lane
 
+// A product of one token with a few rows of floats: a router's, by blocks behind those of the heads, which are few.
+struct beside_args {
+    const float *x, *bias;
+    const uint8_t *w;
+    float *y;
+    size_t stride;
+    int rows, cols, first; // first: the first column of blocks
+};
+
 struct attention_args {
     te_attention_args op;
+    beside_args beside;
     int group;                  // query heads of a KV head
     int chunks;                 // blocks that share them
     int splits;                 // of the positions, at most
@@ -28,12 +39,32 @@ struct attention_args {
     int row_k, row_v;
 };
 
+// Eight rows a block, one a warp.
+__device__ __forceinline__ void multiply_beside(const beside_args &a) {
+    const int lane = threadIdx.x % 32,
+              r = (int)(((blockIdx.x - a.first) * gridDim.y + blockIdx.y) * ATT_WARPS + threadIdx.x / 32);
+    const float *w = (const float *)(a.w + (size_t)r * a.stride);
+    if (r < a.rows && lane == 0) prefetch_bytes(w, 4 * (size_t)a.cols);
+    dep_go();
+    dep_wait();
+    if (r >= a.rows) return;
+    float sum = 0;
+#pragma unroll 4
+    for (int c = 4 * lane; c < a.cols; c += 128) {
+        const float4 m = __ldg((const float4 *)(w + c)), v = __ldcg((const float4 *)(a.x + c));
+        sum = fmaf(m.x, v.x, fmaf(m.y, v.y, fmaf(m.z, v.z, fmaf(m.w, v.w, sum))));
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) a.y[r] = sum + (a.bias ? __ldg(a.bias + r) : 0);
+}
+
 // D: K and V are F16, a head has D values; 0: whatever they are. LONG: there may be contexts in which each warp has
 // positions of its own.
 template <int G, int D, bool LONG = false>
 __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
     attention_kernel(const __grid_constant__ attention_args args) {
     const te_attention_args &a = args.op;
+    if (args.beside.rows && (int)blockIdx.x >= args.beside.first) return multiply_beside(args.beside);
     extern __shared__ uint4 tiles[];
     constexpr int MAX = D ? D : ATT_MAX_DIM;
     __shared__ attention_smem<G> s;
@@ -63,10 +94,12 @@ __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
             for (int i = tid; i < heads * d; i += ATT_THREADS) out[i] = 0;
         return;
     }
-    const unsigned seen = __ballot_sync(~0u, their_pos >= 0 && their_pos <= pos && their_seq == seq && u0 <= t);
-    // The first position in the window, and the grain that it lies in; all of this step's tokens are in the window.
-    const int lowest = max(0, pos + 1 - a.window), skipped = lowest / ATT_GRAIN * ATT_GRAIN;
-    const int n_old = pos + 1 - __popc(seen), grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
+    // The first position in the window, and the grain that it lies in. All of this step's tokens are in the window, but for
+    // those before a chunk, in front of which nothing is read then.
+    const int lowest = first_seen(a, pos);
+    const unsigned seen = __ballot_sync(~0u, their_pos >= lowest && their_pos <= pos && their_seq == seq && u0 <= t);
+    const int n_old = pos + 1 - __popc(seen), skipped = n_old > lowest ? lowest / ATT_GRAIN * ATT_GRAIN : n_old,
+              grains = (n_old - skipped + ATT_GRAIN - 1) / ATT_GRAIN;
     const bool is_long = LONG && grains >= args.long_from;
     const int splits = is_long ? args.long_splits : args.splits;
     const int per = max(4, (grains + splits - 1) / splits), used = max(1, (grains + per - 1) / per);
@@ -104,24 +137,43 @@ __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
             own_rows.begin(a, table, kvh, p_begin, p_end, warp, ATT_WARPS,
                            base + warp * WARP_STAGES * warp_rows<G, D>::PIECE);
     if (!is_long && n_tiles > 0) copy_tile(0);
+    const float sink = a.sinks && tid < heads ? __ldg(a.sinks + head + tid) : 0;
+    if (32 * tid < d) { // a layer's vectors come from far away
+        if (a.q_norm) prefetch_l2(a.q_norm + 32 * tid);
+        if (a.k_norm) prefetch_l2(a.k_norm + 32 * tid);
+    }
     if (a.early) {
         dep_go();
         dep_wait();
     }
-    if (warp < heads)
-        settle_head<MAX>(a, fetch_head<MAX>(a, a.q + t * a.ldq + (size_t)(head + warp) * d, true, t), a.q_norm, true,
-                         s.q[warp]);
-    // K and V of this step, through the pool's format; jobs go to the warps behind those of q.
-#pragma unroll 1
-    for (int j = (warp + ATT_WARPS - heads % ATT_WARPS) % ATT_WARPS; j < 2 * n_fresh; j += ATT_WARPS) {
-        const int i = j / 2, row = j & 1 ? row_v : row_k;
+    // K and V of this step, through the pool's format; jobs go to the warps behind those of q. What a warp's first job reads
+    // is on its way beside its q.
+    const int job = (warp + ATT_WARPS - heads % ATT_WARPS) % ATT_WARPS;
+    auto token_of = [&](int j) {
         unsigned later = seen;
-        for (int k = 0; k < i; k++) later &= later - 1;
-        const int u = own + __ffs((int)later) - 1;
+        for (int k = 0; k < j / 2; k++) later &= later - 1;
+        return own + __ffs((int)later) - 1;
+    };
+    auto fetch_fresh = [&](int j, int u) {
+        return fetch_head<MAX>(a, (j & 1 ? a.v + u * a.ldv : a.k + u * a.ldk) + (size_t)kvh * d, !(j & 1), u);
+    };
+    head_values<MAX> first_fresh = {};
+    {
+        head_values<MAX> of_q = {};
+        if (warp < heads) of_q = fetch_head<MAX>(a, a.q + t * a.ldq + (size_t)(head + warp) * d, true, t);
+        if (job < 2 * n_fresh) first_fresh = fetch_fresh(job, token_of(job));
+        if (warp < heads) settle_head<MAX>(a, of_q, a.q_norm, true, s.q[warp]);
+        if (warp < heads && a.temp_scale != 0) {
+            const float by = warmth(a, pos);
+            for (int i = lane; i < d; i += 32) s.q[warp][i] *= by;
+        }
+    }
+#pragma unroll 1
+    for (int j = job; j < 2 * n_fresh; j += ATT_WARPS) {
+        const int i = j / 2, row = j & 1 ? row_v : row_k, u = token_of(j);
         const bool is_k = !(j & 1);
         uint8_t *to = (is_k ? fresh_k : fresh_v) + (size_t)i * row;
-        const head_values<MAX> h =
-            fetch_head<MAX>(a, (is_k ? a.k + u * a.ldk : a.v + u * a.ldv) + (size_t)kvh * d, is_k, u);
+        const head_values<MAX> h = j == job ? first_fresh : fetch_fresh(j, u);
         settle_head<MAX>(a, h, is_k ? a.k_norm : a.v_norm, is_k, room);
         kv_store(is_k ? type_k : type_v, room, to, d);
         if (u == t && first == 0) { // rows are of even size
@@ -256,7 +308,7 @@ __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
             for (int g = 0; g < G; g++) lines[(line * G + g) * pairs + pair] = acc[g];
     }
     // A sink is one more score, of no V; where it is too large for the sum, all positions' share is 0.
-    if (a.sinks && used == 1 && tid < heads) s.total[tid] += expf(__ldg(a.sinks + head + tid) - s.best[tid]);
+    if (a.sinks && used == 1 && tid < heads) s.total[tid] += expf(sink - s.best[tid]);
     __syncthreads();
     const int width = d + 2; // a part: its maximum, its total, its sums
     float *scratch = a.scratch + ((size_t)(t * a.n_head + head) * args.long_splits) * width;
@@ -394,11 +446,28 @@ int32_t attention_halves(te_cuda *d, const te_attention_args *op) {
     return may_be_of_many(d, op) && op->n_head * op->n_embd_head % 256 == 0;
 }
 
+int32_t attends_beside(const te_linear_args *op) {
+    const te_product *p = &op->product[0];
+    return op->n_tok == 1 && op->n_products == 1 && op->norm.kind == TE_NO_NORM && !op->side.keep &&
+           !op->side.publish && !op->rows.list && p->w.type == TE_F32 && p->w.n_rows <= 512 && op->cols % 4 == 0 &&
+           p->w.cols == op->cols && aligned(op->x, 16) && p->y && !p->relu && !p->add && !p->mark;
+}
+
 te_status attention(te_cuda *d, const te_attention_args *op) {
     TE_CUDA_TRY(check(d, op));
     if (is_of_many(d, op)) return attention_of_many(d, op);
     int variant;
-    const attention_args a = prepare(d, op, &variant);
+    attention_args a = prepare(d, op, &variant);
+    const int across = op->n_head_kv * a.chunks;
+    int behind = 0;
+    if (op->beside) {
+        const te_product *p = &op->beside->product[0];
+        TE_CUDA_TRY(check_matrix(d, "attention", &p->w));
+        if (op->n_tok != 1 || !attends_beside(op->beside))
+            return refuse(d, te_fail(TE_UNSUPPORTED, "attention: %d tokens beside another product", (int)op->n_tok));
+        a.beside = {op->beside->x, p->bias, (const uint8_t *)p->w.w, p->y, p->w.stride, p->w.n_rows, p->w.cols, across};
+        behind = divide_up(divide_up(p->w.n_rows, ATT_WARPS), a.long_splits);
+    }
     static void (*const kernels[3][5])(attention_args) = {
         {attention_kernel<1, 0>, attention_kernel<1, 64>, attention_kernel<1, 128>, attention_kernel<1, 64, true>,
          attention_kernel<1, 128, true>},
@@ -409,8 +478,8 @@ te_status attention(te_cuda *d, const te_attention_args *op) {
     const int own = has_short_rows(op) ? op->n_embd_head / 64 + (a.long_from != INT_MAX ? 2 : 0) : 0;
     const size_t smem = smem_of(a, variant == 0 ? 1 : 4 * variant);
     return launch(d, "attention", kernels[variant][own],
-                  dim3((unsigned)(op->n_head_kv * a.chunks), (unsigned)a.long_splits, (unsigned)op->n_tok), ATT_THREADS,
-                  smem, a);
+                  dim3((unsigned)(across + behind), (unsigned)a.long_splits, (unsigned)op->n_tok), ATT_THREADS, smem,
+                  a);
 }
 
 } // namespace te

@@ -164,14 +164,15 @@ void device_close(te_cuda *d) {
             if (e) (void)cudaEventDestroy(e);
         if (d->stream) (void)cudaStreamDestroy(d->stream);
         if (d->capture) (void)cudaStreamDestroy(d->capture);
-        while (d->blocks) {
-            te_cuda_block *b = d->blocks;
-            d->blocks = b->next;
-            (void)release(b);
-            free(b);
-        }
-        (void)cudaGetLastError();
     }
+    // Also of a device that is lost: host memory is other devices', too, and is counted in pinned.cu.
+    while (d->blocks) {
+        te_cuda_block *b = d->blocks;
+        d->blocks = b->next;
+        (void)release(b);
+        free(b);
+    }
+    (void)cudaGetLastError();
     free(d);
 }
 
@@ -492,11 +493,13 @@ const te_cuda_api table = {
     attention_floats,
     attention_counters,
     attention_halves,
+    attends_beside,
     on<te_attention_args, attention>,
     latent_floats,
     on<te_latent_args, latent>,
     on<te_recurrent_args, recurrent>,
     on<te_gate_args, gate>,
+    on<te_cut_args, cut>,
     on<te_cuda_embed, embed>,
     add_on,
     argmax_on,
@@ -505,6 +508,7 @@ const te_cuda_api table = {
     gemm_scratch,
     half_form,
     on<te_cuda_halve, halve>,
+    on<te_cuda_scores, scores>,
     on<te_cuda_gemm, gemm>,
     on<te_cuda_act, act>,
     prompt_experts_words,

@@ -9,6 +9,7 @@
 #define TE_CUDA_EXPERTS_CUH
 
 #include "experts_rows.cuh"
+#include "experts_sum.cuh"
 #include "experts_prompt.cuh"
 
 namespace te {
@@ -19,6 +20,7 @@ struct expert_kernels {
     int type, lane_weights, steps;
     bool int8;
     expert_function kernel[2]; // hidden values, sums
+    expert_function sum;       // all of them at once (experts_sum.cuh)
     int down_weights;
     expert_down_function by_neuron; // sums
     expert_gemm_function prompt[2]; // where down is stored by neuron: hidden values by the one, sums by the other
@@ -31,6 +33,7 @@ const expert_kernels *experts_k(int type);
 const expert_kernels *experts_k23(int type);
 const expert_kernels *experts_file(int type); // of rows as in the file, where they are otherwise on a device
 const expert_kernels *expert_kernels_of(int type, bool file); // experts.cu
+te_status check_route(te_cuda *d, const te_route_args *op);
 te_status check_experts(te_cuda *d, const te_experts_args *op);
 
 template <class C, bool DOWN>
@@ -67,6 +70,7 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     // The kernel in front of sums, or of what is computed beside others, lets it start when all its blocks know that what
     // chose the experts has ended, or have seen the choice written.
     const bool chooses = !DOWN && a.chooses;
+    const int n_work = (int)gridDim.x - chooses;
     if (!DOWN && !a.beside) dep_wait();
     if (!chooses) dep_go();
     const bool one_input = !DOWN && a.n_routes == a.n_used;
@@ -79,7 +83,7 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
                 places[i] = lane + 32 * i < a.choice.n_expert ? __ldcg(a.place + lane + 32 * i) : -1;
             float *w = (float *)(chosen_place + a.n_routes) + t * a.n_used;
             choose_small<ROUTE_FEW>(a.choice, t, chosen + t * a.n_used, w, places, chosen_place + t * a.n_used);
-            if (blockIdx.x == 0) { // every block makes the same choice
+            if (blockIdx.x == n_work) { // every block makes the same choice, and one that has no rows writes it
                 finish_route(a.choice, t, chosen + t * a.n_used, w);
                 __threadfence();
             }
@@ -119,10 +123,19 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     if (chooses) dep_go();
     const int m = n_there, per_warp = 32 / a.lanes, sub = lane % a.lanes;
     // Items (neurons, or columns of the result) of all routes; whole rows of a warp go together.
-    const int unit = DOWN ? per_warp : (per_warp + 1) / 2, total = m * a.rows, n_units = (total + unit - 1) / unit;
-    const int each = n_units / (int)gridDim.x, more = n_units % (int)gridDim.x, b = blockIdx.x,
-              first_unit = b * each + min(b, more);
-    const int lo = min(total, first_unit * unit), hi = min(total, (first_unit + each + (b < more)) * unit);
+    const int two = !DOWN && a.pairs; // 1: rows of gate and up in turn
+    const int unit = two ? (per_warp + 1) / 2 : per_warp, total = m * a.rows, n_units = (total + unit - 1) / unit;
+    const int each = n_units / n_work, more = n_units % n_work, b = blockIdx.x, first_unit = b * each + min(b, more);
+    const int lo = min(total, first_unit * unit),
+              hi = b < n_work ? min(total, (first_unit + each + (b < more)) * unit) : lo;
+    if (!DOWN && (a.b[0] || a.b[1])) // biases come from far away
+#pragma unroll 1
+        for (int k = lo + (int)threadIdx.x; k < hi; k += EXPERT_THREADS) {
+            const int r = k / a.rows;
+            const size_t e = (size_t)who[r] * (size_t)a.rows + (size_t)(k - r * a.rows);
+            if (a.b[0]) prefetch_l2(a.b[0] + e);
+            if (a.b[1]) prefetch_l2(a.b[1] + e);
+        }
     int current = one_input ? 0 : -1;
     bool waited = !DOWN;
 #pragma unroll 1
@@ -131,12 +144,12 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         int r1 = r0 + 1;
         if (!DOWN)
             while (r1 < m && route[r1] / a.n_used == input) r1++;
-        const int to = min(hi, r1 * a.rows), n = (to - from) * (DOWN ? 1 : 2);
+        const int to = min(hi, r1 * a.rows), n = (to - from) << two;
         const int turns = (n + per_warp - 1) / per_warp;
         auto row_of = [&](int turn) -> const uint8_t * {
             const int i = turn * per_warp + lane / a.lanes;
             if (i >= n) return nullptr;
-            const int item = from + (DOWN ? i : i / 2), g = DOWN ? 0 : i % 2, r = item / a.rows;
+            const int item = from + (i >> two), g = i & two, r = item / a.rows;
             return a.w[g] + ((size_t)place[r] * (size_t)a.rows + (size_t)(item - r * a.rows)) * a.stride[g];
         };
         task ahead[task::depth];
@@ -184,9 +197,9 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
                                   rank = id - t * a.n_used;
                         if (a.b[0]) v += __ldg(a.b[0] + (size_t)who[r] * (size_t)a.rows + c);
                         a.partial[((size_t)rank * (size_t)(a.n_routes / a.n_used) + (size_t)t) * (size_t)a.rows + c] =
-                            __ldcg(a.weight + id) * v;
+                            a.weight ? __ldcg(a.weight + id) * v : v;
                     } else {
-                        sums[2 * (from - lo) + i] = v;
+                        sums[((from - lo) << two) + i] = v;
                     }
                 }
                 sum[0] = 0;
@@ -219,10 +232,13 @@ __global__ void __launch_bounds__(EXPERT_THREADS, 2)
         for (int k = lo + (int)threadIdx.x; k < hi; k += EXPERT_THREADS) {
             const int r = k / a.rows, j = k - r * a.rows;
             const size_t e = (size_t)who[r] * (size_t)a.rows + (size_t)j;
-            float g = factor * sums[2 * (k - lo)], u = factor * sums[2 * (k - lo) + 1];
+            float by = factor;
+            if (a.in_weight) by *= __ldcg(a.in_weight + route[r]);
+            float g = by * sums[(k - lo) << two], u = two ? by * sums[2 * (k - lo) + 1] : 0;
             if (a.b[0]) g += __ldg(a.b[0] + e);
             if (a.b[1]) u += __ldg(a.b[1] + e);
-            const float h = gated_value(a.act, activate(a.act, a.threshold, g), u);
+            float h = activate(a.act, a.threshold, g);
+            if (two) h = gated_value(a.act, h, u);
             a.h[(size_t)route[r] * a.ldh + (size_t)j] = h;
             if (a.down_t && h != 0)
                 prefetch_bytes(a.down_t + ((size_t)place[r] * (size_t)a.rows + (size_t)j) * a.down_stride,
@@ -249,6 +265,7 @@ template <class C> struct expert_of {
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
+                                               expert_sum_kernel<C>,
                                                C::down_weights,
                                                expert_down_kernel<C>,
                                                {expert_gemm_kernel<C, false>, expert_gemm_kernel<C, true>}};
@@ -259,6 +276,7 @@ template <class C> struct expert_in_file { // read by a few tokens only
                                                expert_task<C>::steps,
                                                C::int8,
                                                {expert_kernel<C, false>, expert_kernel<C, true>},
+                                               nullptr,
                                                0,
                                                nullptr,
                                                {}};

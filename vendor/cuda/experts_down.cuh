@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(EXPERT_DOWN_THREADS, 2)
 #pragma unroll
         for (int i = 0; i < W; i++) sums[warp][apart(C::column(piece, i) - first_col)] = acc[0][i];
     __syncthreads();
-    const float factor = __ldcg(a.weight + route);
+    const float factor = a.weight ? __ldcg(a.weight + route) : 1;
     for (int c = threadIdx.x; c < n_cols; c += EXPERT_DOWN_THREADS) {
         float v = share == 0 && a.bias ? __ldg(a.bias + (size_t)e * (size_t)a.cols + first_col + c) : 0;
 #pragma unroll

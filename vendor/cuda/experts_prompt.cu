@@ -1,5 +1,5 @@
 // experts_prompt.cu - te_cuda_prompt_experts: routes in the order of their experts' places, products with these, the sums of
-// each token. Of 9 to 64 tokens the products are those of experts_wide.cuh.
+// each token. Of 9 to 64 tokens the products are those of experts_wide.cuh, and the order's kernel makes the choice.
 #include "experts.cuh"
 #include "experts_wide.cuh"
 #include "launch.h"
@@ -15,7 +15,7 @@ static size_t most_tiles(const te_experts_args *op, int tile) {
     return n_routes / (size_t)tile + ((size_t)op->n_places < n_routes ? (size_t)op->n_places : n_routes);
 }
 size_t prompt_experts_words(const te_experts_args *op) {
-    return LIST_HEAD + 4 * most_tiles(op, EXPERT_WIDE_TILE) + 2 * (size_t)op->n_tok * (size_t)op->n_used;
+    return LIST_HEAD + 4 * most_tiles(op, EXPERT_WIDE_TILE) + 3 * (size_t)op->n_tok * (size_t)op->n_used;
 }
 
 static const expert_wide_kernels *wide_experts(int type) {
@@ -33,7 +33,10 @@ struct order_args {
 
 // One block: a count of each place's routes, and where they begin. FEW, of at most 64 tokens: whose routes a place has, as
 // bits (its experts are different), so that routes of a place are in the order of their tokens. Else in any order.
-template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kernel(const order_args a) {
+// CHOOSES: of these few, a warp a token, from the router's scores.
+template <bool FEW, bool CHOOSES>
+__global__ void __launch_bounds__(ORDER_THREADS)
+    order_kernel(const __grid_constant__ order_args a, const __grid_constant__ te_route_args r) {
     extern __shared__ int count[]; // of each place, then where its routes begin
     __shared__ int sums[2][ORDER_THREADS / 32];
     uint32_t *const bits = (uint32_t *)(count + a.n_places); // two words a place
@@ -41,8 +44,20 @@ template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kerne
     dep_wait();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int k = threadIdx.x; k < (FEW ? 3 : 1) * a.n_places; k += ORDER_THREADS) count[k] = 0;
+    for (int i = threadIdx.x; FEW && i < a.n_routes; i += ORDER_THREADS) a.lists.most[i] = 0;
+    int *const chosen = (int *)(bits + 2 * a.n_places);
+    if (CHOOSES) {
+        float *const weight = (float *)(chosen + a.n_routes);
+#pragma unroll 1
+        for (int t = warp; t < r.n_tok; t += ORDER_THREADS / 32) {
+            choose_small<ROUTE_FEW>(r, t, chosen + t * r.n_used, weight + t * r.n_used);
+            finish_route(r, t, chosen + t * r.n_used, weight + t * r.n_used);
+        }
+    }
     __syncthreads();
-    auto place = [&](int i) { return place_of(a.place, __ldcg(a.expert + i), a.missing, a.first, a.n_places); };
+    auto place = [&](int i) {
+        return place_of(a.place, CHOOSES ? chosen[i] : __ldcg(a.expert + i), a.missing, a.first, a.n_places);
+    };
 #pragma unroll 4
     for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
         const int k = place(i), t = FEW ? i / a.n_used : 0;
@@ -110,28 +125,50 @@ template <bool FEW> __global__ void __launch_bounds__(ORDER_THREADS) order_kerne
     }
 }
 
+// What products with up alone become: hidden values. All others are.
+struct up_alone {
+    const float *bias; // of all experts, or NULL
+    const int32_t *expert;
+    const int *sorted;
+    int rows, row0; // as expert_gemm's
+    te_activation act;
+    float threshold;
+    uint32_t *counts;
+};
+
 // Hidden values as F16, a warp a row. Each row has a scale of its own, 1 unless its values leave the range of F16.
-__global__ void __launch_bounds__(256)
-    route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted, const te_cuda_half to) {
+template <bool ALONE>
+__global__ void __launch_bounds__(256) route_halve_kernel(const float *h, size_t ldh, int n, const int *n_sorted,
+                                                          const te_cuda_half to, const up_alone of) {
     dep_go();
     dep_wait();
     const int lane = threadIdx.x % 32, rows = __ldcg(n_sorted), step = (int)gridDim.x * 8;
+    uint32_t asked = 0, fired = 0;
     for (int r = (int)blockIdx.x * 8 + (int)threadIdx.x / 32; r < rows; r += step) {
-        const float *x = h + (size_t)r * ldh;
+        const float *x = h + (size_t)r * ldh, *bias = nullptr;
         uint16_t *y = (uint16_t *)to.v + (size_t)r * to.ld;
+        if (ALONE && of.bias)
+            bias = of.bias + (size_t)__ldcg(of.expert + __ldcg(of.sorted + r)) * (size_t)of.rows + (size_t)of.row0;
+        auto one = [&](int c, float v) {
+            if (!ALONE) return v;
+            return activate(of.act, of.threshold, bias ? v + __ldg(bias + c) : v);
+        };
         auto four = [&](int c) {
-            if (c + 4 <= n) return __ldcg((const float4 *)(x + c));
-            return make_float4(c < n ? __ldcg(x + c) : 0, c + 1 < n ? __ldcg(x + c + 1) : 0,
-                               c + 2 < n ? __ldcg(x + c + 2) : 0, 0);
+            float4 v = make_float4(0, 0, 0, 0);
+            if (c + 4 <= n) v = __ldcg((const float4 *)(x + c));
+            if (c + 4 <= n) return make_float4(one(c, v.x), one(c + 1, v.y), one(c + 2, v.z), one(c + 3, v.w));
+            return make_float4(c < n ? one(c, __ldcg(x + c)) : 0, c + 1 < n ? one(c + 1, __ldcg(x + c + 1)) : 0,
+                               c + 2 < n ? one(c + 2, __ldcg(x + c + 2)) : 0, 0);
         };
         float most = 0;
         for (int c = 4 * lane; c < n; c += 128) {
             const float4 v = four(c);
             most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+            asked += min(4, n - c);
+            fired += (v.x != 0) + (v.y != 0) + (v.z != 0) + (v.w != 0);
         }
         most = warp_max(most);
-        const bool fits = (most <= 32768 && most >= 0x1p-8f) || !(most > 0 && most < INFINITY);
-        const int e = fits ? 0 : max(-120, min(120, ilogbf(most) - 13)); // so that the largest is below 2^14
+        const int e = half_exponent(most);
         const float down = ldexpf(1, -e);
         for (int c = 4 * lane; c < (int)to.ld; c += 128) {
             const float4 v = four(c);
@@ -139,6 +176,18 @@ __global__ void __launch_bounds__(256)
                 make_uint2(half2_of(v.x * down, v.y * down), half2_of(v.z * down, v.w * down));
         }
         if (lane == 0) to.scale[r] = ldexpf(1, e);
+    }
+    if constexpr (ALONE) {
+        if (!of.counts) return;
+        for (int o = 16; o; o /= 2) {
+            asked += __shfl_xor_sync(~0u, asked, o);
+            fired += __shfl_xor_sync(~0u, fired, o);
+        }
+        if (lane == 0 && asked) {
+            atomicAdd(of.counts, asked);
+            atomicAdd(of.counts + 1, asked);
+            atomicAdd(of.counts + 2, fired);
+        }
     }
 }
 
@@ -148,67 +197,99 @@ struct add_args {
     const int *position;
     size_t ldv;
     float *y;
-    int n_used, n_embd, c0, n, add;
+    const float *add, *sum_bias; // what the routes' sums are added to, or NULL
+    size_t ldy, ld_add;
+    int n_used, n_embd, c0, n;
+    bool early;
 };
-// y of a token: its routes in the order of their ranks.
-__global__ void __launch_bounds__(256) add_routes_kernel(const __grid_constant__ add_args a) {
+// y of a token: its routes in the order of their ranks. A block has some columns of a token, four a thread.
+constexpr int ADD_THREADS = 128, ADD_ONCE = 8; // routes on their way
+__global__ void __launch_bounds__(ADD_THREADS) add_routes_kernel(const __grid_constant__ add_args a) {
     extern __shared__ int positions[];
     dep_go();
-    dep_wait();
+    // Between the order and this kernel are some that wait for the order before they let others start.
+    if (!a.early) dep_wait();
     const size_t first = (size_t)blockIdx.x * (size_t)a.n_used;
     float *weights = (float *)(positions + a.n_used);
     int *who = positions + 2 * a.n_used;
-    for (int r = threadIdx.x; r < a.n_used; r += 256) {
+    for (int r = threadIdx.x; r < a.n_used; r += ADD_THREADS) {
         positions[r] = __ldcg(a.position + first + r);
-        weights[r] = __ldcg(a.weight + first + r);
+        weights[r] = a.weight ? __ldcg(a.weight + first + r) : 1;
         who[r] = __ldcg(a.expert + first + r);
     }
+    const int c = 4 * (int)(blockIdx.y * ADD_THREADS + threadIdx.x);
+    if (a.early) dep_wait();
     __syncthreads();
-    for (int c = 4 * threadIdx.x; c < a.n; c += 1024) {
-        float4 *y = (float4 *)(a.y + (size_t)blockIdx.x * (size_t)a.n_embd + a.c0 + c);
-        float4 s = a.add ? __ldcg(y) : make_float4(0, 0, 0, 0);
-        for (int r = 0; r < a.n_used; r++) {
-            if (positions[r] < 0) continue;
-            float4 v = __ldcg((const float4 *)(a.v + (size_t)positions[r] * a.ldv + c));
+    if (c >= a.n) return;
+    float4 s = make_float4(0, 0, 0, 0);
+    if (a.add) s = __ldcg((const float4 *)(a.add + (size_t)blockIdx.x * a.ld_add + a.c0 + c));
+    if (a.sum_bias) {
+        const float4 b = __ldg((const float4 *)(a.sum_bias + a.c0 + c));
+        s = make_float4(s.x + b.x, s.y + b.y, s.z + b.z, s.w + b.w);
+    }
+#pragma unroll 1
+    for (int r0 = 0; r0 < a.n_used; r0 += ADD_ONCE) {
+        float4 v[ADD_ONCE];
+#pragma unroll
+        for (int i = 0; i < ADD_ONCE; i++) {
+            const int r = r0 + i;
+            v[i] = make_float4(0, 0, 0, 0);
+            if (r < a.n_used && positions[r] >= 0)
+                v[i] = __ldcg((const float4 *)(a.v + (size_t)positions[r] * a.ldv + c));
+        }
+#pragma unroll
+        for (int i = 0; i < ADD_ONCE; i++) {
+            const int r = r0 + i;
+            if (r >= a.n_used || positions[r] < 0) continue;
             if (a.bias) {
                 const float4 b = __ldg((const float4 *)(a.bias + (size_t)who[r] * (size_t)a.n_embd + a.c0 + c));
-                v = make_float4(v.x + b.x, v.y + b.y, v.z + b.z, v.w + b.w);
+                v[i] = make_float4(v[i].x + b.x, v[i].y + b.y, v[i].z + b.z, v[i].w + b.w);
             }
             const float w = weights[r];
-            s = make_float4(fmaf(w, v.x, s.x), fmaf(w, v.y, s.y), fmaf(w, v.z, s.z), fmaf(w, v.w, s.w));
+            s = make_float4(fmaf(w, v[i].x, s.x), fmaf(w, v[i].y, s.y), fmaf(w, v[i].z, s.z), fmaf(w, v[i].w, s.w));
         }
-        *y = s;
     }
+    *(float4 *)(a.y + (size_t)blockIdx.x * a.ldy + a.c0 + c) = s;
 }
 
 static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
     const te_experts_args *a = &op->of;
     TE_CUDA_TRY(check_experts(d, a));
     if (a->kept) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: a prompt's are not read in host memory"));
-    const int n_embd = a->gate.cols;
+    const int n_embd = a->up.cols;
     const bool parts = op->n_ff_once < 1 || op->n_embd_once < 1 || (op->n_ff_once < a->n_ff && op->n_ff_once % 64) ||
                        (op->n_embd_once < n_embd && op->n_embd_once % 64);
     if (parts || !op->lists || !aligned(op->lists, 16) || !op->values || !aligned(op->values, 16) || !a->y ||
         !aligned(a->y, 16) || !aligned(a->down_b, 16) || a->n_tok > 65535)
         return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons and %d columns at once, or no room",
                                  (int)op->n_ff_once, (int)op->n_embd_once));
-    for (const te_cuda_half *h : {&op->x, &op->h}) {
-        if (!h->v || !h->scale || !aligned(h->v, 16) || h->ld % 8)
-            return refuse(d, te_fail(TE_ARGUMENT, "experts: input or hidden values are not aligned to 16 bytes"));
-        if (!h->tiles) continue;
-        const bool hidden = h == &op->h;
-        const expert_wide_kernels *k = wide_experts(hidden ? a->down.type : a->gate.type);
-        if (!k || k->words != h->words || h->ld % 256 || a->n_tok > TE_CUDA_WIDE_TOK || (hidden && a->down_t.w) ||
-            8 * h->tiles < (hidden ? a->n_tok * a->n_used : a->n_tok) || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
-            return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)h->tiles));
+    if (a->choice) TE_CUDA_TRY(check_route(d, a->choice));
+    const te_merge_args *m = a->merge;
+    if (m && (a->add || m->words || m->norm.kind != TE_NO_NORM || m->cols != n_embd || m->n_tok != a->n_tok || !m->y ||
+              !aligned(m->y, 16) || !aligned(m->add, 16) || !aligned(m->bias, 16) || m->ldy % 4 || m->ld_add % 4))
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: a merge of more than these, or not aligned to 16 bytes"));
+    if (!op->x.v || !op->x.scale || !aligned(op->x.v, 16) || op->x.ld % 8 || op->x.ld < (size_t)n_embd)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: the input's rows of %zu values are not aligned", op->x.ld));
+    if (op->x.tiles) {
+        const expert_wide_kernels *k = wide_experts(a->up.type);
+        if (!k || !a->gate.w || a->on_input || k->words != op->x.words || op->x.matrices || op->x.ld % 256 ||
+            a->n_tok > TE_CUDA_WIDE_TOK || 8 * op->x.tiles < a->n_tok || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
+            return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)op->x.tiles));
     }
-    if (op->x.tiles ? !op->h.tiles != !a->down.w : op->h.tiles)
-        return refuse(d, te_fail(TE_ARGUMENT, "experts: hidden values of another form than the input"));
-    if (op->h.tiles && op->n_ff_once < a->n_ff && op->n_ff_once % 256)
-        return refuse(d, te_fail(TE_ARGUMENT, "experts: %d neurons at once", (int)op->n_ff_once));
-    if (op->x.ld < (size_t)n_embd || op->h.ld < (size_t)(op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff))
-        return refuse(
-            d, te_fail(TE_ARGUMENT, "experts: rows of %zu values of input, %zu of hidden values", op->x.ld, op->h.ld));
+    const int n_ff = op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff;
+    if (op->hidden) {
+        if (!op->x.tiles || !a->down.w || !wide_experts(a->down.type) || !aligned(op->hidden, 16) ||
+            (n_ff < a->n_ff && n_ff % 256))
+            return refuse(d, te_fail(TE_ARGUMENT, "experts: floats of %d hidden values", n_ff));
+        return TE_OK;
+    }
+    const te_cuda_half &h = op->h;
+    const expert_wide_kernels *k = h.tiles ? wide_experts(a->down.type) : nullptr;
+    if (h.tiles && (!op->x.tiles || !a->down.w || !k || k->words != h.words || h.matrices || h.ld % 256 ||
+                    8 * h.tiles < a->n_tok * a->n_used || (n_ff < a->n_ff && n_ff % 256)))
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: hidden values in %d tiles", (int)h.tiles));
+    if (!h.v || !h.scale || !aligned(h.v, 16) || h.ld % 8 || h.ld < (size_t)n_ff)
+        return refuse(d, te_fail(TE_ARGUMENT, "experts: rows of %zu hidden values are not aligned", h.ld));
     return TE_OK;
 }
 
@@ -217,12 +298,12 @@ static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_n
         const expert_wide_kernels *k = wide_experts(type); // there is one: check
         const int64_t units = n_tiles * divide_up(g.n, g.down ? 16 : 8);
         const int blocks = divide_up(units, WIDE_WARPS), at_once = k->blocks * d->info.n_sm;
-        return launch(d, "experts", k->run, dim3((unsigned)(blocks < at_once ? blocks : at_once)), WIDE_THREADS,
+        return launch(d, "experts", k->run[g.down], dim3((unsigned)(blocks < at_once ? blocks : at_once)), WIDE_THREADS,
                       EXPERT_WIDE_SMEM, g, x_tiles);
     }
     const expert_kernels *k = expert_kernels_of(type, false);
     if (!k) return refuse(d, te_fail(TE_UNSUPPORTED, "experts: no kernel for weights of type %d", type));
-    const int64_t items = n_tiles * divide_up(g.n, g.down ? EXPERT_ROWS : EXPERT_ROWS / 2);
+    const int64_t items = n_tiles * divide_up(g.n, g.pairs ? EXPERT_ROWS / 2 : EXPERT_ROWS);
     const int at_once = 2 * d->info.n_sm;
     return launch(d, "experts", k->prompt[by_neuron], dim3((unsigned)(items < at_once ? items : at_once)),
                   EXPERT_GEMM_THREADS, expert_gemm_smem(g.tile), g);
@@ -231,9 +312,10 @@ static te_status multiply_experts(te_cuda *d, expert_gemm g, int type, bool by_n
 te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     TE_CUDA_TRY(check(d, op));
     const te_experts_args *a = &op->of;
-    const int n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    const int n_embd = a->up.cols, n_routes = a->n_tok * a->n_used;
     const bool by_neuron = a->down_t.w != nullptr;
     const te_mat *down = by_neuron ? &a->down_t : &a->down;
+    const te_merge_args *m = a->merge;
     expert_gemm g = {};
     // Larger tiles want more shared memory than some devices have.
     g.tile = expert_gemm_smem(EXPERT_TILE) + 1024 <= d->smem_block && !op->x.tiles ? EXPERT_TILE : 64;
@@ -244,9 +326,18 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     const int tile = few ? EXPERT_WIDE_TILE : g.tile;
     g.lists.position = op->lists + LIST_HEAD + 4 * most_tiles(a, EXPERT_WIDE_TILE);
     g.lists.sorted = g.lists.position + n_routes;
+    g.lists.most = (uint32_t *)g.lists.sorted + n_routes;
     const order_args o = {a->expert, a->place, n_routes, a->n_used, a->n_places, a->missing, a->first, tile, g.lists};
-    TE_CUDA_TRY(launch(d, "experts", few ? order_kernel<true> : order_kernel<false>, dim3(1), ORDER_THREADS,
-                       (few ? 3 : 1) * sizeof(int) * (size_t)a->n_places, o));
+    const te_route_args *r = a->choice;
+    const bool chooses = r && few && is_small(*r) && r->n_expert <= 32 * ROUTE_FEW && !r->n_missing && !r->n_kept;
+    if (r && !chooses) TE_CUDA_TRY(route(d, r));
+    TE_CUDA_TRY(launch(d, "experts",
+                       chooses ? order_kernel<true, true>
+                       : few   ? order_kernel<true, false>
+                               : order_kernel<false, false>,
+                       dim3(1), ORDER_THREADS,
+                       sizeof(int) * ((few ? 3 : 1) * (size_t)a->n_places + (chooses ? 2 * (size_t)n_routes : 0)), o,
+                       chooses ? *r : te_route_args{}));
     g.n_used = a->n_used;
     g.expert = a->expert;
     g.act = (te_activation)a->act;
@@ -259,9 +350,10 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.x = (const uint16_t *)op->x.v;
         g.ldx = op->x.ld;
         g.scale = op->x.scale;
-        g.w[0] = (const uint8_t *)a->gate.w;
+        g.pairs = a->gate.w != nullptr;
+        g.w[0] = (const uint8_t *)(g.pairs ? a->gate.w : a->up.w);
         g.w[1] = (const uint8_t *)a->up.w;
-        g.stride[0] = a->gate.stride;
+        g.stride[0] = g.pairs ? a->gate.stride : a->up.stride;
         g.stride[1] = a->up.stride;
         g.b[0] = a->gate_b;
         g.b[1] = a->up_b;
@@ -271,42 +363,65 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
         g.row0 = f0;
         g.n = n_ff;
         g.down = false;
+        g.y = op->hidden ? op->hidden : op->values;
         g.ldy = (size_t)(n_ff + 3) / 4 * 4;
+        g.most = op->hidden ? g.lists.most : nullptr;
         g.counts = a->counts;
-        TE_CUDA_TRY(multiply_experts(d, g, a->gate.type, false, n_tiles, op->x.tiles));
-        TE_CUDA_TRY(launch(d, "experts", route_halve_kernel, dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y,
-                           g.ldy, n_ff, (const int *)g.lists.n_sorted, op->h));
+        g.in_weight = a->on_input ? a->weight : nullptr;
+        TE_CUDA_TRY(multiply_experts(d, g, a->up.type, false, n_tiles, op->x.tiles));
+        const up_alone alone = {a->up_b, a->expert, g.lists.sorted, a->n_ff, f0, g.act, g.threshold, a->counts};
+        if (!op->hidden)
+            TE_CUDA_TRY(launch(d, "experts", g.pairs ? route_halve_kernel<false> : route_halve_kernel<true>,
+                               dim3((unsigned)rows_blocks), 256, 0, (const float *)g.y, g.ldy, n_ff,
+                               (const int *)g.lists.n_sorted, op->h, alone));
+        g.h = op->hidden;
+        g.ldh = g.ldy;
+        g.y = op->values;
         g.x = (const uint16_t *)op->h.v;
         g.ldx = op->h.ld;
         g.scale = op->h.scale;
         g.w[0] = (const uint8_t *)down->w;
         g.stride[0] = down->stride;
-        g.b[0] = g.b[1] = nullptr;
+        g.b[0] = g.b[1] = g.in_weight = nullptr;
         g.cols = down->cols;
         g.k0 = f0;
         g.k = n_ff;
         g.rows = by_neuron ? a->n_ff : n_embd;
         g.down = true;
+        g.pairs = false;
         g.counts = nullptr;
         for (int c0 = 0; c0 < n_embd; c0 += op->n_embd_once) {
             g.row0 = c0;
             g.n = n_embd - c0 < op->n_embd_once ? n_embd - c0 : op->n_embd_once;
             g.ldy = (size_t)(g.n + 3) / 4 * 4;
-            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->h.tiles));
-            const add_args sum = {g.y,
-                                  f0 ? nullptr : a->down_b,
-                                  a->weight,
-                                  a->expert,
-                                  g.lists.position,
-                                  g.ldy,
-                                  a->y,
-                                  a->n_used,
-                                  n_embd,
-                                  c0,
-                                  g.n,
-                                  a->add || f0 > 0};
-            TE_CUDA_TRY(
-                launch(d, "experts", add_routes_kernel, dim3((unsigned)a->n_tok), 256, 12 * (size_t)a->n_used, sum));
+            TE_CUDA_TRY(multiply_experts(d, g, down->type, by_neuron, n_tiles, op->hidden ? 1 : op->h.tiles));
+            add_args sum = {g.y,
+                            f0 ? nullptr : a->down_b,
+                            a->on_input ? nullptr : a->weight,
+                            a->expert,
+                            g.lists.position,
+                            g.ldy,
+                            m ? m->y : a->y,
+                            nullptr,
+                            nullptr,
+                            m ? m->ldy : (size_t)n_embd,
+                            0,
+                            a->n_used,
+                            n_embd,
+                            c0,
+                            g.n,
+                            few};
+            if (a->add || f0) {
+                sum.add = sum.y;
+                sum.ld_add = sum.ldy;
+            } else if (m) {
+                sum.add = m->add;
+                sum.ld_add = m->ld_add;
+                sum.sum_bias = m->bias;
+            }
+            TE_CUDA_TRY(launch(d, "experts", add_routes_kernel,
+                               dim3((unsigned)a->n_tok, (unsigned)divide_up(g.n, 4 * ADD_THREADS)), ADD_THREADS,
+                               12 * (size_t)a->n_used, sum));
         }
     }
     return TE_OK;

@@ -26,13 +26,15 @@ struct expert_tile {
 struct expert_lists {
     int *n_sorted, *n_tiles, *position, *sorted;
     expert_tile *tile;
+    uint32_t *most; // of few tokens: 0 for each route
 };
 
 struct expert_gemm {
     expert_lists lists;
     const uint16_t *x; // F16, of a token or (down) of a place in the order
     size_t ldx;
-    const float *scale; // of all x, or of each row
+    const float *scale;     // of all x, or of each row
+    const float *in_weight; // of each route's x, or NULL
     const uint8_t *w[2];
     size_t stride[2];
     const float *b[2];
@@ -42,11 +44,14 @@ struct expert_gemm {
     int tile; // 64 or 128
     int n_used;
     const int32_t *expert;
-    bool down;
+    bool down, pairs; // pairs: w is gate and up; neither: up alone
     te_activation act;
     float threshold;
-    float *y; // of each place in the order: hidden values, or sums of down
+    float *y; // of each place in the order: hidden values, of up alone its products, or sums of down
     size_t ldy;
+    const float *h; // few tokens' down: its input, as the first product left it,
+    size_t ldh;
+    uint32_t *most; // and the largest size of each route's (te_cuda_prompt_experts's hidden)
     uint32_t *counts;
 };
 typedef void (*expert_gemm_function)(expert_gemm);
@@ -65,13 +70,13 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
     auto wide = [](int r, int c) { return r * EXPERT_ROWS + (c ^ (r & 7)) * 8; };
     dep_go();
     dep_wait();
-    const bool down = BY_NEURON || a.down;
-    const int each = down ? EXPERT_ROWS : EXPERT_ROWS / 2, across = (a.n + each - 1) / each,
+    const bool down = BY_NEURON || a.down, pairs = !BY_NEURON && a.pairs;
+    const int each = pairs ? EXPERT_ROWS / 2 : EXPERT_ROWS, across = (a.n + each - 1) / each,
               n_items = __ldcg(a.lists.n_tiles) * across, n_slices = (a.k + EXPERT_SLICE - 1) / EXPERT_SLICE;
     uint32_t asked = 0, fired = 0;
-    // Row r of 128 of an item: of down as they come, of gate and up in turn.
+    // Row r of 128 of an item: of gate and up in turn, else as they come.
     auto row_of = [&](const expert_tile &t, int j0, int r) -> const uint8_t * {
-        const int g = down ? 0 : r % 2, j = j0 + (down ? r : r / 2);
+        const int g = pairs ? r % 2 : 0, j = j0 + (pairs ? r / 2 : r);
         return j < a.n ? a.w[g] + ((size_t)t.place * (size_t)a.rows + (size_t)(a.row0 + j)) * a.stride[g] : nullptr;
     };
     auto neuron = [&](int place, int j) {
@@ -92,7 +97,7 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
         }
         if (item >= n_items || tid >= EXPERT_ROWS) return;
         const uint8_t *row = row_of(tile_of(item), item % across * each, tid);
-        if (row) prefetch_bytes(row, a.stride[down ? 0 : tid % 2]);
+        if (row) prefetch_bytes(row, a.stride[pairs ? tid % 2 : 0]);
     };
     expect(blockIdx.x);
 #pragma unroll 1
@@ -192,14 +197,15 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
                 const int r = 32 * i + warp / 4 * 16 + 8 * half + lane / 4;
                 if (r >= t.n) continue;
                 const size_t p = (size_t)(t.first + r);
-                const float scale = down ? __ldcg(a.scale + p) : scale_all;
-                const int e = a.b[0] || a.b[1] ? __ldcg(a.expert + __ldcg(a.lists.sorted + p)) : 0;
+                float scale = down ? __ldcg(a.scale + p) : scale_all;
+                if (a.in_weight) scale *= __ldcg(a.in_weight + __ldcg(a.lists.sorted + p));
+                const int e = pairs && (a.b[0] || a.b[1]) ? __ldcg(a.expert + __ldcg(a.lists.sorted + p)) : 0;
                 float *y = a.y + p * a.ldy;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     const int col = wn + 8 * j + lane % 4 * 2;
                     const float v0 = scale * sum[i][j][2 * half], v1 = scale * sum[i][j][2 * half + 1];
-                    if (down) {
+                    if (!pairs) {
                         if (j0 + col + 1 < a.n)
                             *(float2 *)(y + j0 + col) = make_float2(v0, v1);
                         else if (j0 + col < a.n)
@@ -218,7 +224,7 @@ __global__ void __launch_bounds__(EXPERT_GEMM_THREADS, 2) expert_gemm_kernel(con
             }
     }
     if constexpr (!BY_NEURON) {
-        if (down || !a.counts) return;
+        if (!pairs || !a.counts) return;
         for (int o = 16; o; o /= 2) {
             asked += __shfl_xor_sync(~0u, asked, o);
             fired += __shfl_xor_sync(~0u, fired, o);

@@ -20,8 +20,9 @@ struct expert_args {
     te_route_args choice; // and the choice that it makes, if it chooses
     bool chooses;
     int n_used, n_routes, rows; // rows: of an expert; of gate and up each
+    bool pairs;                 // the first kernel's w[0] is gate, w[1] up; else w[0] is all
     int lanes, chunks, tile;    // lanes of a row; tasks of a row; columns in shared memory, whole tasks
-    const uint8_t *w[2];        // gate and up, or down
+    const uint8_t *w[2];        // gate and up, or up, or down
     size_t stride[2];
     const float *b[2];
     const int32_t *place, *expert;
@@ -35,8 +36,12 @@ struct expert_args {
     uint32_t *counts;
     const uint8_t *down_t; // or NULL: rows of neurons that fire are wanted next
     size_t down_stride;
-    const float *weight; // of the second
+    const float *in_weight; // of each route's input, or NULL
+    const float *weight;    // of what the second gives, or NULL
     float *partial;
+    const float *add, *sum_bias; // instead of partial: what the sum is added to (or NULL), and where it goes
+    float *y;
+    size_t ld_add, ldy;
 };
 // Shared memory behind the activations and their scales: routes, places and experts, then the sums of gate and up.
 struct expert_smem {

@@ -1,8 +1,9 @@
-// kv_rows.cuh - rows of K and V in the pool's format, read from and written to a device's memory.
+// kv_rows.cuh - rows of K and V in the pool's format, read from and written to a device's memory; which of them a token sees.
 #ifndef TE_CUDA_KV_ROWS_CUH
 #define TE_CUDA_KV_ROWS_CUH
 
 #include "../core/te_types.h"
+#include "te_cuda.h"
 #include "tools.cuh"
 
 namespace te {
@@ -41,6 +42,16 @@ __device__ __forceinline__ void store_row(int type, const float *x, uint8_t *row
             if (type == TE_F32) ((float *)row)[i] = v;
         }
     }
+}
+
+// The first position that a token sees; a.window is not 0.
+__device__ __forceinline__ int first_seen(const te_attention_args &a, int pos) {
+    return a.chunked ? pos / a.window * a.window : max(0, pos + 1 - a.window);
+}
+
+// What a query is multiplied by, where temp_scale is not 0.
+__device__ __forceinline__ float warmth(const te_attention_args &a, int pos) {
+    return 1 + a.temp_scale * logf(1 + floorf((float)(pos + a.temp_first) / (float)a.temp_length));
 }
 
 } // namespace te

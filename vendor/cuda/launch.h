@@ -110,11 +110,13 @@ te_status ffn(te_cuda *d, const te_ffn_args *op);
 size_t attention_floats(te_cuda *d, const te_attention_args *op);
 size_t attention_counters(te_cuda *d, const te_attention_args *op);
 int32_t attention_halves(te_cuda *d, const te_attention_args *op);
+int32_t attends_beside(const te_linear_args *op);
 te_status attention(te_cuda *d, const te_attention_args *op);
 size_t latent_floats(te_cuda *d, const te_latent_args *op); // latent.cu
 te_status latent(te_cuda *d, const te_latent_args *op);
 te_status recurrent(te_cuda *d, const te_recurrent_args *op); // recurrent.cu
 te_status gate(te_cuda *d, const te_gate_args *op);
+te_status cut(te_cuda *d, const te_cut_args *op); // cut.cu
 te_status fetch_open(te_cuda *d);
 te_status fetch(te_cuda *d, const te_cuda_pack *op, void *room, size_t n_room);
 te_status fetched(te_cuda *d, uint32_t *n);

@@ -135,7 +135,11 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
     early_norm early;
     start_tasks<C>(a, n, ahead, row);
 #pragma unroll 1
-    for (int r = threadIdx.x; r < n; r += ROWS_THREADS) pointer[r] = row(r);
+    for (int r = threadIdx.x; r < n; r += ROWS_THREADS) {
+        const rows_product &p = product_of(lo + r);
+        pointer[r] = row(r);
+        if (p.bias) prefetch_l2(p.bias + (lo + r - p.first));
+    }
     const bool normed = a.norm.kind != TE_NO_NORM;
     const te_norm &norm = normed ? a.norm : a.side.norm; // of both the same
     early.load(norm, a.cols);

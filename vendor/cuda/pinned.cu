@@ -25,8 +25,8 @@ piece **find(const void *p) {
 
 cudaError_t add(const void *p, size_t n_bytes, unsigned flags) {
     piece *b = *find(p);
-    if (b && b->n_bytes != n_bytes) return cudaErrorHostMemoryAlreadyRegistered;
-    if (b) {
+    if (b && b->n_bytes < n_bytes) return cudaErrorHostMemoryAlreadyRegistered;
+    if (b) { // of all of it or of its beginning
         b->users++;
         return cudaSuccess;
     }

@@ -31,6 +31,7 @@ te_status set_blas(te_cuda *d, const char *path);
 const char *gemm_by(te_cuda *d);
 size_t gemm_scratch(te_cuda *d, const te_mat *w, int32_t n_tok, size_t *least);
 te_status halve(te_cuda *d, const te_cuda_halve *op);
+te_status scores(te_cuda *d, const te_cuda_scores *op);
 te_status gemm(te_cuda *d, const te_cuda_gemm *op);
 te_status act(te_cuda *d, const te_cuda_act *op);
 size_t prompt_attention_floats(te_cuda *d, const te_attention_args *op);

@@ -70,8 +70,10 @@ __global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_
         if (j < a.n_head) {
             if (t < a.n_before) continue;
             settle(a, a.q + t * a.ldq + (size_t)j * d, a.q_norm, true, t, x);
+            const float by = a.temp_scale != 0 ? warmth(a, pos) : 1;
             uint32_t *to = (uint32_t *)((uint16_t *)a.scratch + ((size_t)t * a.n_head + j) * args.pitch);
-            for (int i = lane; i < args.pitch / 2; i += 32) to[i] = 2 * i < d ? half2_of(x[2 * i], x[2 * i + 1]) : 0;
+            for (int i = lane; i < args.pitch / 2; i += 32)
+                to[i] = 2 * i < d ? half2_of(by * x[2 * i], by * x[2 * i + 1]) : 0;
             continue;
         }
         const bool is_k = j < a.n_head + a.n_head_kv;
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         int i1 = i0, end = 0, begin = 0x7fffffff; // positions that these tokens see
         for (; i1 < n_tok && token_seq[i1] == seq; i1++) {
             end = max(end, token_pos[i1] + 1);
-            if (token_pos[i1] >= 0) begin = min(begin, max(0, token_pos[i1] + 1 - a.window));
+            if (token_pos[i1] >= 0) begin = min(begin, first_seen(a, token_pos[i1]));
         }
         int limit[MATS][2], most = 0,
                             least = 0x7fffffff; // how many positions a row sees; of the warp's rows the largest
@@ -241,7 +243,8 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
                         for (int c = 0; c < 4; c++)
                             s[m][j][c] = once - __fdividef(2 * once, power_of_2(s[m][j][c] * slope) + 1);
             }
-            if (p0 + TILE > least || p0 < most - a.window) { // some of the warp's rows do not see all of the tile
+            if (p0 + TILE > least ||
+                p0 < first_seen(a, most - 1)) { // some of the warp's rows do not see all of the tile
 #pragma unroll
                 for (int m = 0; m < MATS; m++)
 #pragma unroll
@@ -249,7 +252,8 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
 #pragma unroll
                         for (int c = 0; c < 4; c++) {
                             const int p = p0 + 8 * j + lane % 4 * 2 + c % 2;
-                            if (p >= limit[m][c / 2] || p < limit[m][c / 2] - a.window) s[m][j][c] = -INFINITY;
+                            const int n = limit[m][c / 2];
+                            if (p >= n || p < first_seen(a, n - 1)) s[m][j][c] = -INFINITY;
                         }
             }
 #pragma unroll

@@ -32,9 +32,11 @@ extern "C" {
 #endif
 
 enum {
-    TE_CUDA_VERSION = 12,
+    TE_CUDA_VERSION = 15,
     TE_CUDA_MAX_TOK = 8,
     TE_CUDA_WIDE_TOK = 64,
+    TE_CUDA_ROW = 8192,   /* columns of a token that a block holds, at most */
+    TE_CUDA_HIDDEN = 768, /* of all routes of a tile, in experts_wide.cuh */
     TE_CUDA_KV_BLOCK = 64,
     TE_CUDA_SLOTS = 8,
     TE_CUDA_FETCHES = 128
@@ -173,15 +175,31 @@ typedef struct te_cuda_half {
         matrices; /* with tiles: values lie in matrices of 8 x 8, as products want them; 0: as products of experts do */
 } te_cuda_half;
 
-/* to = norm(x), or max(norm(x), 0). */
+/* to = norm(x), or max(norm(x), 0); where they are wanted, the same in another form and as floats: of input with tiles and
+ * an RMS norm or none. */
 typedef struct te_cuda_halve {
     const float *x;
     size_t ldx;
     int32_t n_tok, cols;
     te_norm norm;
     int32_t relu;
-    te_cuda_half to;
+    te_cuda_half to, also; /* also: with tiles, or v NULL */
+    float *keep;           /* [n_tok][cols], or NULL */
 } te_cuda_halve;
+
+/* Scores of a router, in floats: y_t = w . norm(x_t) + bias, of rows of F32, for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK
+ * tokens; an RMS norm or none. With a side, of the same tokens, halve is done at once. */
+typedef struct te_cuda_scores {
+    const float *x;
+    size_t ldx;
+    int32_t n_tok, cols; /* cols: a multiple of 4 */
+    te_norm norm;
+    te_mat w;
+    const float *bias;
+    float *y;
+    size_t ldy;
+    const te_cuda_halve *side; /* or NULL */
+} te_cuda_scores;
 
 /* Products as te_linear_args's, all with w's rows, or all transposed: y_t = sum over rows j of x_tj * row j of w. Then x
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
@@ -226,7 +244,10 @@ typedef struct te_cuda_prompt_experts {
     int32_t n_ff_once, n_embd_once;
     int32_t *lists; /* prompt_experts_words() words */
     float *values;  /* n_tok * n_used * the larger of the two, each rounded up to a multiple of 4 */
-    te_cuda_half h; /* of n_tok * n_used rows, for n_ff_once values; its scale has room for one of each row */
+    te_cuda_half h; /* of n_tok * n_used rows, for n_ff_once values; its scale has room for one of each row; or: */
+    float
+        *hidden; /* as many rows of floats, n_ff_once up to 4 apart, or NULL. Of x with tiles and a down by output that
+                       is faster where n_ff_once is at most TE_CUDA_HIDDEN */
 } te_cuda_prompt_experts;
 
 /* ---- the table ---- */
@@ -297,6 +318,7 @@ typedef struct te_cuda_api {
     size_t (*attention_counters)(te_cuda *d, const te_attention_args *op);
     int32_t (*attention_halves)(te_cuda *d,
                                 const te_attention_args *op); /* whether it can write its result in F16, too */
+    int32_t (*attends_beside)(const te_linear_args *op); /* whether a single token's attention takes it as `beside` */
     te_status (*attention)(te_cuda *d, const te_attention_args *op);
     /* Of any number of tokens; scratch is latent_floats() floats. */
     size_t (*latent_floats)(te_cuda *d, const te_latent_args *op);
@@ -304,6 +326,7 @@ typedef struct te_cuda_api {
     /* Of any number of tokens. */
     te_status (*recurrent)(te_cuda *d, const te_recurrent_args *op);
     te_status (*gate)(te_cuda *d, const te_gate_args *op);
+    te_status (*cut)(te_cuda *d, const te_cut_args *op);
     te_status (*embed)(te_cuda *d, const te_cuda_embed *op);
     te_status (*add)(te_cuda *d, const float *x, float *y, int64_t n); /* y += x */
     /* best[t] = the index of the largest of n values at x + t*ldx; the lowest of equal ones, 0 if all are NaN. */
@@ -318,6 +341,7 @@ typedef struct te_cuda_api {
      * that is faster, which it is for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK tokens. */
     te_cuda_half (*half_form)(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols);
     te_status (*halve)(te_cuda *d, const te_cuda_halve *op);
+    te_status (*scores)(te_cuda *d, const te_cuda_scores *op);
     te_status (*gemm)(te_cuda *d, const te_cuda_gemm *op);
     te_status (*act)(te_cuda *d, const te_cuda_act *op);
     size_t (*prompt_experts_words)(const te_experts_args *op);

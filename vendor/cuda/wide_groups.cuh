@@ -191,7 +191,7 @@ inline __device__ __noinline__ void group_activate(const group_args &a, const gr
     if (!is_last) return;
     for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) {
         const float largest = __uint_as_float(atomicExch(a.counter + 1 + t, 0u));
-        const int e = needs_scale(largest) ? scale_exponent(largest) : 0;
+        const int e = half_exponent(largest);
         c.to.scale[t] = ldexpf(1, e);
         most[t] = (uint32_t)e;
     }

@@ -18,6 +18,7 @@ enum Room {
     SCRATCH,
     COUNTERS,
     HALF_X,
+    HALF_SIDE,
     HALF_H,
     HALF_Z,
     ADAPT,
@@ -71,9 +72,9 @@ struct Cuda {
     Sum sum;
     const float *kept; /* what a side kept, of which PREPARED_SIDE is another form */
     te_prepared kept_form;
-    const float *half_x, *half_norm; /* input and weights of the norm that HALF_X was made of, */
-    int32_t half_form;               /* and its form */
-    const float *attended;           /* attention's result that HALF_X was made of by attention itself */
+    const float *half_x, *half_norm; /* input and weights of the norm that an F16 input was made of, */
+    te_cuda_half half;               /* which it is */
+    bool attended;                   /* attention made it of its result */
     te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
@@ -160,6 +161,7 @@ void op_attention(pi_device *dev, const te_attention_args *a);
 void op_latent(pi_device *dev, const te_latent_args *a);
 void op_recurrent(pi_device *dev, const te_recurrent_args *a);
 void op_gate(pi_device *dev, const te_gate_args *a);
+void op_cut(pi_device *dev, const te_cut_args *a);
 void op_marks(pi_device *dev, const te_marks_args *a);
 void op_ffn(pi_device *dev, const te_ffn_args *a);
 void op_merge(pi_device *dev, const te_merge_args *a);

@@ -282,6 +282,7 @@ const pi_device_ops table = {
     op_gate,
     op_marks,
     op_ffn,
+    op_cut,
     op_route,
     op_experts,
     op_merge,

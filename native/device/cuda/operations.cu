@@ -21,7 +21,8 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->sum = {};
     c->settled = false;
     c->kept = nullptr;
-    c->half_x = c->attended = nullptr;
+    c->half_x = nullptr;
+    c->attended = false;
     c->last = {};
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
     if (ready(c)) note(c, c->te->load_after(c->d)); /* among the inputs are lists of what is loaded */
@@ -122,6 +123,7 @@ bool is_prefill(const te_linear_args *a) {
 void op_linear(pi_device *dev, const te_linear_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
+    if (a->side.keep) c->half_x = nullptr; /* it may be what is kept anew */
     if (is_prefill(a)) return prefill_linear(c, a);
     pieces(a->n_tok, [&](int32_t t, int32_t n) { decode_linear(c, some_tokens(a, t, n)); });
 }
@@ -146,6 +148,8 @@ te_attention_args some_tokens(const te_attention_args *a, int32_t t, int32_t n) 
 void op_attention(pi_device *dev, const te_attention_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
+    const bool beside = a->beside && a->n_tok == 1 && c->te->attends_beside(a->beside);
+    if (a->beside && !beside) op_linear(dev, a->beside);
     if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped && !a->apart) return prefill_attention(c, a);
     /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may
      * read those, and K and V of earlier steps, before the operation in front has ended. */
@@ -161,6 +165,7 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
         op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
         op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
         op.early = early;
+        if (!beside) op.beside = nullptr;
         if (!ready(c)) return;
         if (!c->settled) c->te->set_overlap(c->d, 0);
         note(c, c->te->attention(c->d, &op));
@@ -194,6 +199,11 @@ void op_recurrent(pi_device *dev, const te_recurrent_args *a) {
 void op_gate(pi_device *dev, const te_gate_args *a) {
     Cuda *c = of(dev);
     if (ready(c)) note(c, c->te->gate(c->d, a));
+}
+
+void op_cut(pi_device *dev, const te_cut_args *a) {
+    Cuda *c = of(dev);
+    if (ready(c)) note(c, c->te->cut(c->d, a));
 }
 
 void op_marks(pi_device *dev, const te_marks_args *a) {

@@ -21,8 +21,11 @@ te_cuda_half half_room(Cuda *c, Room r, int32_t n_tok, int32_t cols, int32_t typ
     return half_room(c, r, n_tok, h);
 }
 
-void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm, te_cuda_half to) {
+void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm, te_cuda_half to,
+           te_cuda_half also = {}, float *keep = nullptr) {
     te_cuda_halve op = {};
+    op.also = also;
+    op.keep = keep;
     op.x = x;
     op.ldx = ldx;
     op.n_tok = n_tok;
@@ -32,16 +35,8 @@ void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, con
     note(c, c->te->halve(c->d, &op));
 }
 
-/* Makes HALF_X, unless it is there. */
-int32_t form_of(const te_cuda_half &h) { return 2 * h.words + h.matrices; }
-void make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
-               const te_cuda_half &to) {
-    if (c->half_x == x && c->half_norm == norm.w && c->half_form == form_of(to)) return;
-    c->half_x = x;
-    c->attended = nullptr;
-    c->half_norm = norm.w;
-    c->half_form = form_of(to);
-    if (ready(c)) halve(c, x, ldx, n_tok, cols, norm, to);
+bool same_form(const te_cuda_half &a, const te_cuda_half &b) {
+    return a.tiles == b.tiles && a.words == b.words && a.matrices == b.matrices;
 }
 
 /* Room that products with these matrices like best. */
@@ -81,10 +76,68 @@ bool settle_last(Cuda *c, const te_merge_args *a) {
     return plain;
 }
 
+/* What a side keeps, as experts of side_type want it, if it can be made with the products' input, or alone. (A feed-forward
+ * makes its own input.) */
+static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
+    const te_norm &n = a->norm, &side = a->side.norm;
+    const bool same = n.kind == side.kind && n.w == side.w && n.b == side.b && n.eps == side.eps;
+    te_cuda_half h = {};
+    if (!a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 || a->cols > TE_CUDA_ROW ||
+        side.kind != TE_RMS_NORM || side.b || (a->n_products && !same))
+        return h;
+    if (a->n_products && !c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols).tiles) return h;
+    h = c->te->half_form(c->d, a->side_type, a->n_tok, a->cols);
+    h.matrices = 0;
+    return h.tiles ? half_room(c, HALF_SIDE, a->n_tok, h) : te_cuda_half{};
+}
+
+/* A few rows of floats, of few tokens: in floats, with the side. */
+static bool is_router(Cuda *c, const te_linear_args *a) {
+    const te_product &p = a->product[0];
+    const te_norm &n = a->norm;
+    return a->n_products == 1 && p.w.type == TE_F32 && p.w.n_rows <= 512 && !p.relu && !p.add && a->cols % 4 == 0 &&
+           (n.kind == TE_NO_NORM || (n.kind == TE_RMS_NORM && !n.b)) &&
+           c->te->half_form(c->d, TE_F32, a->n_tok, a->cols).tiles;
+}
+static void route_scores(Cuda *c, const te_linear_args *a, const te_cuda_half &side) {
+    te_cuda_halve keeps = {};
+    keeps.x = a->x;
+    keeps.ldx = a->ldx;
+    keeps.n_tok = a->n_tok;
+    keeps.cols = a->cols;
+    keeps.norm = a->side.norm;
+    keeps.to = side;
+    keeps.keep = a->side.keep;
+    te_cuda_scores op = {};
+    op.x = a->x;
+    op.ldx = a->ldx;
+    op.n_tok = a->n_tok;
+    op.cols = a->cols;
+    op.norm = a->norm;
+    op.w = a->product[0].w;
+    op.bias = a->product[0].bias;
+    op.y = a->product[0].y;
+    op.ldy = a->product[0].ldy;
+    op.side = side.tiles ? &keeps : nullptr;
+    if (ready(c)) note(c, c->te->scores(c->d, &op));
+}
+
 void prefill_linear(Cuda *c, const te_linear_args *a) {
-    if ((a->side.keep || a->side.publish) && ready(c))
+    const te_cuda_half side = side_form(c, a);
+    const bool attended = c->attended && c->half_x == a->x && a->norm.kind == TE_NO_NORM;
+    c->attended = false;
+    if ((a->side.keep || a->side.publish) && !side.tiles && ready(c))
         note(c, norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side));
-    if (a->norm.kind != TE_NO_NORM || c->attended != a->x) c->half_x = nullptr;
+    if (side.tiles && !a->n_products && ready(c))
+        halve(c, a->x, a->ldx, a->n_tok, a->cols, a->side.norm, side, {}, a->side.keep);
+    if (side.tiles) {
+        c->half_x = a->side.keep;
+        c->half_norm = nullptr;
+        c->half = side;
+    } else if (c->half.v == c->room[HALF_X]) {
+        c->half_x = nullptr;
+    }
+    if (is_router(c, a)) return route_scores(c, a, side);
     bool done[TE_MAX_PRODUCTS] = {};
     for (int32_t i = 0; i < a->n_products; i++) { /* those that want one form of the input at a time */
         if (done[i]) continue;
@@ -93,24 +146,29 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         op.n_tok = a->n_tok;
         for (int32_t k = i; k < a->n_products; k++) {
             const te_cuda_half form = c->te->half_form(c->d, a->product[k].w.type, a->n_tok, a->cols);
-            if (form.tiles != op.x.tiles || form.words != op.x.words) continue;
+            if (!same_form(form, op.x)) continue;
             done[k] = true;
             op.product[op.n_products++] = a->product[k];
         }
         (void)gemm_room(c, &op);
-        make_half(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x);
-        if (ready(c)) note(c, c->te->gemm(c->d, &op));
+        if (!ready(c)) continue;
+        const bool both = side.tiles && i == 0;
+        if (!attended || !same_form(c->half, op.x))
+            halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x, both ? side : te_cuda_half{},
+                  both ? a->side.keep : nullptr);
+        note(c, c->te->gemm(c->d, &op));
     }
-    c->half_x = c->attended = nullptr;
 }
 
 te_cuda_half attention_half(Cuda *c, const te_attention_args *a) {
+    c->attended = false;
     if (a->n_tok <= TE_CUDA_MAX_TOK || a->next_type < 0 || !c->te->attention_halves(c->d, a)) return {};
     const te_cuda_half h = half_room(c, HALF_X, a->n_tok, a->n_head * a->n_embd_head, a->next_type);
     if (!h.matrices) return {}; /* measured with products of these alone */
-    c->half_x = c->attended = a->out;
+    c->half_x = a->out;
     c->half_norm = nullptr;
-    c->half_form = form_of(h);
+    c->half = h;
+    c->attended = true;
     return h;
 }
 
@@ -244,12 +302,26 @@ te_ffn_args some_neurons(const te_ffn_args *a, int32_t first, int32_t n) {
 
 } // namespace
 
+/* The input in the form of `to`, which is in HALF_X: made there, unless there is one. */
+static te_cuda_half make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
+                              const te_cuda_half &to) {
+    if (c->half_x == x && c->half_norm == norm.w && same_form(c->half, to)) return c->half;
+    c->attended = false;
+    c->half_x = x;
+    c->half_norm = norm.w;
+    c->half = to;
+    if (ready(c)) halve(c, x, ldx, n_tok, cols, norm, to);
+    return to;
+}
+
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
-    const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w;
-    const te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols, adapted ? -1 : a->up.type);
+    auto form = [&](const te_mat &m) { return c->te->half_form(c->d, m.type, a->n_tok, a->up.cols); };
+    const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w,
+               unlike = a->gate.w && a->gate.type != a->up.type && !same_form(form(a->gate), form(a->up));
+    te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols, adapted || unlike ? -1 : a->up.type);
     /* Of a layer's several calls the first makes the input. */
     if (!a->add) c->half_x = nullptr;
-    make_half(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
+    x = make_half(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
     if (a->staged && ready(c)) note(c, c->te->load_ready(c->d, a->stage));
     const int32_t n = a->up.n_rows, most = a->down.w ? pi_hidden_rows(n, a->n_tok, a->gate.w != nullptr) : n;
     for (int32_t first = 0; first < n; first += most) {
@@ -261,10 +333,11 @@ void prefill_ffn(Cuda *c, const te_ffn_args *a) {
 
 void prefill_experts(Cuda *c, const te_experts_args *a) {
     run_last(c);
-    const int32_t n_embd = a->gate.cols, n_routes = a->n_tok * a->n_used;
+    const int32_t n_embd = a->up.cols, n_routes = a->n_tok * a->n_used;
     te_cuda_prompt_experts op = {};
     op.of = *a;
-    op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.type);
+    /* Products of few tokens are those of experts with gates, whose input is not weighted. */
+    op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.w && !a->on_input ? a->up.type : -1);
     op.x.matrices = 0;
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
@@ -275,9 +348,12 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     if (op.x.tiles && a->down.w) h = c->te->half_form(c->d, a->down.type, a->n_tok, op.n_ff_once);
     if (h.tiles) h.tiles = (n_routes + 7) / 8; /* of routes */
     h.matrices = 0;
-    op.h = half_room(c, HALF_H, n_routes, h);
+    if (h.tiles && op.n_ff_once <= TE_CUDA_HIDDEN)
+        op.hidden = (float *)room(c, HALF_H, sizeof(float) * floats_of(n_routes, op.n_ff_once));
+    else
+        op.h = half_room(c, HALF_H, n_routes, h);
     op.lists = (int32_t *)room(c, ROUTES, sizeof(int32_t) * c->te->prompt_experts_words(a));
-    make_half(c, a->x, a->ldx, a->n_tok, n_embd, {}, op.x);
+    op.x = make_half(c, a->x, a->ldx, a->n_tok, n_embd, {}, op.x);
     if (!ready(c)) return;
     if (a->staged) note(c, c->te->load_ready(c->d, a->stage));
     note(c, c->te->prompt_experts(c->d, &op));

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from .gpt_oss import Packed
 from .hyper import MAX_DIM, Hyper
 from .json_file import Settings, read_object
 from .keys import FILE_TYPES, model_keys, note_on_original
-from .layout import FileTensor, Layout, lay_out
+from .layout import FileTensor, Layout, count_next, lay_out
 from .predictors import Predictors, read_predictors
 from .vocabulary import read_vocabulary
 
@@ -95,6 +95,7 @@ def convert(
     hidden_act: str = "",
     pre: str = "",
     transpose_down: bool = False,
+    next_head: bool = True,
     progress: Progress | None = None,
 ) -> Conversion:
     """Writes the file of a Hugging Face folder; it appears when it is complete.
@@ -106,6 +107,8 @@ def convert(
     pre: the name of the pre-tokenizer, where it is not recognised.
     transpose_down: store ffn_down as rows of neurons also without predictors. The engine then reads only the
         rows of neurons that fire, in any format; llama.cpp does not read such a file.
+    next_head: keep the layer that guesses at further tokens (NextN, MTP), if the checkpoint has one and
+        there are no predictors.
     progress: called as progress(bytes done, bytes in all); an exception from it ends the conversion.
 
     Raises FileError, FormatError, UnsupportedError, ArgumentError; then there is no file.
@@ -124,6 +127,8 @@ def convert(
         )
     if hyper.experts is not None and powerinfer:
         raise UnsupportedError(f"{source.config.where}: the engine has no predictors of experts")
+    if next_head and not powerinfer:
+        hyper = replace(hyper, n_next=count_next(source.checkpoint, hyper))
     transposed = powerinfer or transpose_down
     layout = lay_out(source.checkpoint, hyper, powerinfer=powerinfer, transpose_down=transposed)
     found = None
@@ -147,7 +152,7 @@ def convert(
     keys.update(vocabulary.keys())
     tensors = _all_tensors(layout, found)
     types = {name: _type_of(name, tensor, type) for name, tensor in tensors.items()}
-    n_bytes = _write(Path(out), powerinfer, keys, tensors, types, progress, str(path))
+    n_bytes = _write(Path(out), powerinfer, keys, tensors, types, progress, hyper, str(path))
     notes = [*hyper.notes, *layout.notes, *vocabulary.notes]
     note = note_on_original(hyper, set(tensors), type=type, pre=vocabulary.pre) if powerinfer else ""
     notes += [note] if note else []
@@ -219,6 +224,7 @@ def _write(
     tensors: dict[str, FileTensor],
     types: dict[str, str],
     progress: Progress | None,
+    hyper: Hyper,
     where: str,
 ) -> int:
     """The file; returns the bytes of its tensors. where: what is converted."""
@@ -233,7 +239,7 @@ def _write(
             writer.add_tensor(name, types[name], tensor.shape)
             rows = math.prod(tensor.shape[:-1])
             total += rows * formats.row_bytes(types[name], tensor.shape[-1])
-        _examine(writer, tensors, types, where)
+        _examine(writer, tensors, types, hyper, where)
         done = 0
         for name, tensor in tensors.items():
             for data in _encode(name, tensor, types[name]):
@@ -244,7 +250,9 @@ def _write(
     return total
 
 
-def _examine(writer: GGUFWriter, tensors: dict[str, FileTensor], types: dict[str, str], where: str) -> None:
+def _examine(
+    writer: GGUFWriter, tensors: dict[str, FileTensor], types: dict[str, str], hyper: Hyper, where: str
+) -> None:
     """Opens what will be written, before hours of work: the engine checks each name, shape and key.
 
     Raises FormatError, UnsupportedError.
@@ -254,12 +262,15 @@ def _examine(writer: GGUFWriter, tensors: dict[str, FileTensor], types: dict[str
         for name, tensor in tensors.items()
         if types[name] == "F32" and math.prod(tensor.shape) <= MAX_DIM
     }
-    outline = writer.outline(vectors)
+    outline, of = writer.outline(vectors), ""
     try:
-        with ModelFile(f"/proc/self/fd/{outline}") as file, Model(file, load=False):
-            pass
+        with ModelFile(f"/proc/self/fd/{outline}") as file:
+            Model(file, load=False).close()
+            if hyper.n_next:
+                of = " (the layer that guesses at further tokens; --no-mtp leaves it out)"
+                Model(file, load=False, next_head=True).close()
     except (FormatError, UnsupportedError) as error:
-        raise type(error)(f"{where}: the engine would not open what becomes of it: {error}") from None
+        raise type(error)(f"{where}: the engine would not open what becomes of it{of}: {error}") from None
     finally:
         os.close(outline)
 

@@ -74,6 +74,9 @@ class Hyper:
     arch: str
     """`general.architecture` of its file."""
     n_layer: int
+    n_next: int = 0
+    """Layers behind these that guess at further tokens (NextN, MTP), which tensors say and not the config: 1
+    or 0, since the engine uses the first."""
     n_embd: int
     n_head: int
     n_head_kv: int
@@ -275,12 +278,7 @@ def _read_glm(config: Settings, family: str) -> Hyper:
         raise FormatError(
             f"{config.where}: {d_rot} of a head's {hyper.d_head} values cannot be rotated in pairs"
         )
-    n_next = config.integer("num_nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
-    notes = hyper.notes
-    if n_next:
-        notes += ("the layers that guess further tokens are left out, which the engine does not use",)
-    norms = config.flag("use_qk_norm", False)
-    return replace(hyper, d_rot=d_rot, head_norms=norms, notes=notes)
+    return replace(hyper, d_rot=d_rot, head_norms=config.flag("use_qk_norm", False))
 
 
 # Where configs have the number of experts, how many a token uses, and their width, if not intermediate_size.

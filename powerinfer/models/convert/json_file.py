@@ -126,12 +126,7 @@ class Settings:
 
     def texts(self, name: str) -> list[str]:
         """A list of texts; empty where there is none."""
-        values = self.values.get(name)
-        if values is None:
-            return []
-        if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
-            raise self.wrong(name, "a list of texts")
-        return values
+        return self._list(name, str, "texts")
 
     def object(self, name: str) -> Settings:
         """An object within the object; an empty one where there is none."""
@@ -144,9 +139,13 @@ class Settings:
 
     def objects(self, name: str) -> list[Settings]:
         """A list of objects; empty where there is none."""
-        value = self.values.get(name)
-        if value is None:
+        found = self._list(name, dict, "objects")
+        return [Settings(item, f"{self.where}: {name}[{i}]") for i, item in enumerate(found)]
+
+    def _list(self, name: str, kind: type, what: str) -> list[Any]:
+        values = self.values.get(name)
+        if values is None:
             return []
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.wrong(name, "a list of objects")
-        return [Settings(item, f"{self.where}: {name}[{i}]") for i, item in enumerate(value)]
+        if not isinstance(values, list) or not all(isinstance(one, kind) for one in values):
+            raise self.wrong(name, f"a list of {what}")
+        return values

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, cast
 
+import numpy as np
+
 from .families.family import Family
 from .hyper import Experts, Hyper
 from .layout import OPT_UNUSED_POSITIONS
@@ -52,7 +54,7 @@ def _of_row(h: Hyper, row: Family) -> Iterator[tuple[str, Any]]:
     keys: dict[str, Any] = {
         "context_length": h.n_ctx,
         "embedding_length": h.n_embd,
-        "block_count": h.n_layer,
+        "block_count": h.n_layer + h.n_next,
         "feed_forward_length": h.n_ff,
         "attention.head_count": h.n_head,
         "attention.head_count_kv": h.n_head_kv,
@@ -63,13 +65,20 @@ def _of_row(h: Hyper, row: Family) -> Iterator[tuple[str, Any]]:
     keys |= dict(_rope(h))
     if row.rope_none:
         keys.setdefault("rope.scaling.type", "none")
-    yield from (keys | dict(h.keys)).items()
+    keys |= h.keys
+    if h.n_next:
+        keys["nextn_predict_layers"] = h.n_next
+        if (recurs := keys.get("attention.recurrent_layers")) is not None:
+            keys["attention.recurrent_layers"] = np.append(recurs, [False] * h.n_next)
+    yield from keys.items()
 
 
 def _llama(h: Hyper, powerinfer: bool) -> Iterator[tuple[str, Any]]:
     yield "context_length", h.n_ctx
     yield "embedding_length", h.n_embd
-    yield "block_count", h.n_layer
+    yield "block_count", h.n_layer + h.n_next
+    if h.n_next:
+        yield "nextn_predict_layers", h.n_next
     yield "feed_forward_length", h.n_ff
     yield "rope.dimension_count", h.d_rot or h.d_head
     yield "attention.head_count", h.n_head

@@ -17,8 +17,8 @@ import numpy as np
 
 from ...errors import FormatError, UnsupportedError
 from .checkpoint import Checkpoint
-from .families.family import Family, pairs_of_halves
-from .families.tensors import find_tensors
+from .families.family import NEXT_LAYER, Family, pairs_of_halves
+from .families.tensors import find_tensors, next_layers
 from .gpt_oss import Packed, expert_tensors
 from .hyper import Experts, Hyper
 from .rope import llama3_divisors
@@ -51,6 +51,7 @@ class _Part:
     """Published as a matrix of one row, written as a vector."""
     is_bare: bool = False
     """Published without .weight or .bias."""
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class Layout:
     notes: tuple[str, ...]
     keys: Mapping[str, Any]
     """Of the file, which weights of the checkpoint say."""
+
+
+def count_next(checkpoint: Checkpoint, h: Hyper) -> int:
+    """Layers behind the others that guess at further tokens and are kept: 1 or 0."""
+    if h.row is not None:
+        return next_layers(checkpoint, h, cast(Family, h.row))
+    return int(h.family == "glm4moe" and f"model.layers.{h.n_layer}.eh_proj.weight" in checkpoint)
 
 
 def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose_down: bool) -> Layout:
@@ -112,6 +120,11 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         out.setdefault("output.weight", embedding)  # a loader of such files wants it
     elif powerinfer and not is_tied:
         raise UnsupportedError("a PowerInfer file of an OPT model has no place for an output head of its own")
+    copies = _copies(out, hyper, embedding)
+    used.difference_update(copies)
+    skipped += copies
+    if hyper.n_next:
+        notes.append("the layer behind the others guesses at further tokens: with --mtp it drafts")
     if hyper.rope is not None and hyper.rope.kind == "llama3":
         divisors = np.array(llama3_divisors(hyper.rope, hyper.d_rot or hyper.d_head), np.float32)
         out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
@@ -159,6 +172,8 @@ def _named(
         for i in range(hyper.n_layer):
             out.update(expert_tensors(checkpoint, hyper, hyper.experts, i, take, used))
     for part in _parts(hyper):
+        if part.is_optional and f"{prefix}{part.source}.weight" not in checkpoint:
+            continue
         made: dict[str, FileTensor] = {}
         if part.n_stacked:
             name = f"{part.name}.weight"
@@ -186,6 +201,18 @@ def _by_neuron(name: str, tensor: FileTensor) -> tuple[str, FileTensor]:
     if isinstance(tensor, Stack):
         return name, Stack(name, tuple(replace(one, view=one.view.T) for one in tensor.parts))
     return name, replace(tensor, view=tensor.view.T)  # a bias stays what it is
+
+
+def _copies(out: dict[str, FileTensor], h: Hyper, embedding: StoredTensor) -> list[str]:
+    """Takes out of a file what a head for further tokens would have once more: it reads the model's."""
+    found = []
+    head = out.get("output.weight", embedding)
+    for name, model in (("embed_tokens", embedding), ("shared_head_head", head)):
+        name = f"blk.{h.n_layer}.nextn.{name}.weight"
+        own = out.get(name)
+        if isinstance(own, StoredTensor) and isinstance(model, StoredTensor) and _equal(own, model):
+            found.append(out.pop(name).name)
+    return found
 
 
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:
@@ -231,8 +258,13 @@ def _llama(h: Hyper) -> Iterator[_Part]:
         q_rows, k_rows = pairs_of_halves(h.n_head, h.d_head), pairs_of_halves(h.n_head_kv, h.d_head)
     qkv = ("weight", "bias") if h.qkv_bias else ("weight",)
     yield _Part("embed_tokens", "token_embd", (h.n_vocab, h.n_embd))
-    for i in range(h.n_layer):
+    for i in range(h.n_layer + h.n_next):
         p, b = f"layers.{i}.", f"blk.{i}."
+        if i >= h.n_layer:
+            for name, new in NEXT_LAYER.items():
+                shape = {"eh_proj": (h.n_embd, 2 * h.n_embd)}.get(name, (h.n_embd,))
+                whole = name in ("embed_tokens", "shared_head.head")
+                yield _Part(p + name, b + new, (h.n_vocab, h.n_embd) if whole else shape, is_optional=whole)
         attn = p + "self_attn."
         yield _Part(p + "input_layernorm", b + "attn_norm", (h.n_embd,))
         yield _Part(attn + "q_proj", b + "attn_q", (h.q_width, h.n_embd), qkv, q_rows)

@@ -50,6 +50,15 @@ def gated(
     }
 
 
+# Of the layer behind the others that guesses at further tokens, beside what every layer has.
+NEXT_LAYER = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
+}
 OUTER = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
@@ -97,6 +106,9 @@ class Family:
     """Raises UnsupportedError for what the engine does not run."""
     left_out: tuple[str, ...] = ()
     """What names of tensors begin with that no file has."""
+    next_head: Mapping[str, str] | None = None
+    """Of a family whose head for further tokens is known (NextN, MTP): what names of its tensors begin with,
+    and what those of one more layer have instead; empty where it is published as one."""
     of_weights: Mapping[str, str] = field(default_factory=dict)
     """Numbers that a layer has as tensors, and the keys that hold those of all layers."""
     extra: Callable[[Hyper], Mapping[str, Array]] | None = None

@@ -27,6 +27,7 @@ from .family import (
     halves,
     if_any,
     integer,
+    kinds_of_layers,
     mixture,
     number,
     stack_of,
@@ -83,9 +84,7 @@ def _rotated(c: Settings, _: Hyper) -> int:
 
 
 def _has_experts(c: Settings, h: Hyper) -> bool:
-    return c.integer("first_k_dense_replace", default=0, high=1024) < h.n_layer and bool(
-        if_any("n_routed_experts")(c, h)
-    )
+    return _n_dense(c, h) < h.n_layer and bool(if_any("n_routed_experts")(c, h))
 
 
 def _if_experts(keys: Mapping[str, Value]) -> dict[str, Value]:
@@ -123,9 +122,20 @@ def _check_deepseek(c: Settings, h: Hyper) -> None:
 
 
 def _is_v3(c: Settings) -> bool:
-    return (
-        c.text("scoring_func", default="sigmoid" if "v3" in c.text("model_type") else "softmax") == "sigmoid"
-    )
+    """Whether routers have sigmoids."""
+    later = any(name in c.text("model_type") for name in ("v3", "glm4"))
+    return c.text("scoring_func", default="sigmoid" if later else "softmax") == "sigmoid"
+
+
+def _n_dense(c: Settings, h: Hyper) -> int:
+    """Layers in front of those with experts."""
+    if "mlp_layer_types" not in c:
+        return c.integer("first_k_dense_replace", default=0, high=1024)
+    kinds = kinds_of_layers(c, h, "mlp_layer_types")
+    n = next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    if kinds[n:] != ["sparse"] * (len(kinds) - n):
+        raise UnsupportedError(f"{c.where}: layers without experts are not all in front of those with some")
+    return n
 
 
 def _groups(name: str) -> Value:
@@ -330,10 +340,12 @@ MIXTURES = (
             "deepseek_v2",
             "deepseek_v3",
             "kimi_k2",
+            "glm4_moe_lite",
             "DeepseekV2ForCausalLM",
             "DeepseekV3ForCausalLM",
+            "Glm4MoeLiteForCausalLM",
         ),
-        defaults={"rms_norm_eps": 1e-6},
+        defaults={"rms_norm_eps": 1e-6, "head_dim": 64},  # heads are not parts of the stream's width
         layer=NORM
         | {
             "self_attn.q_proj": "attn_q",
@@ -355,7 +367,7 @@ MIXTURES = (
         | _if_experts(
             mixture("n_routed_experts")
             | {
-                "leading_dense_block_count": integer("first_k_dense_replace", default=0),
+                "leading_dense_block_count": _n_dense,
                 "expert_shared_count": integer("n_shared_experts", default=0),
                 "expert_weights_scale": number("routed_scaling_factor", default=1.0),
                 "expert_weights_norm": lambda c, _: c.flag("norm_topk_prob", _is_v3(c)),
@@ -364,6 +376,7 @@ MIXTURES = (
                 "expert_gating_func": lambda c, _: 2 if _is_v3(c) else 1,
             }
         ),
+        next_head={},
         only={"attention_bias": (False,), "mlp_bias": (False,), "rope_interleave": (True,)},
         check=_check_deepseek,
     ),

@@ -160,7 +160,17 @@ DELTA_KEYS: dict[str, Value] = HEADS | {
     "full_attention_interval": integer("full_attention_interval", default=4, low=1),
 }
 QWEN_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"}
-QWEN_PLUS_ONE = ("attn_norm", "post_attention_norm", "output_norm", "attn_q_norm", "attn_k_norm")
+QWEN_PLUS_ONE = (
+    *("attn_norm", "post_attention_norm", "output_norm", "attn_q_norm", "attn_k_norm"),
+    *("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+)
+QWEN_HEAD = {
+    "mtp.layers.0.": "",
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+}
 QWEN_EXPERTS = (
     gated("mlp.experts.*", "_exps")
     | gated("mlp.shared_expert", "_shexp")
@@ -441,6 +451,7 @@ RECURRENT = (
         keys=DELTA_KEYS | QWEN_MIXTURE,
         only={"attention_bias": (False,), "norm_topk_prob": (True,), "decoder_sparse_step": (1,)},
         check=_check_sparse_step,
+        next_head=QWEN_HEAD,
         left_out=("mtp.",),
     ),
     Family(
@@ -453,6 +464,7 @@ RECURRENT = (
         rope=RopeForm(share=0.25),
         keys=DELTA_KEYS | {"rope.dimension_sections": _sections},
         only={"attention_bias": (False,)},
+        next_head=QWEN_HEAD,
         left_out=("mtp.",),
     ),
     Family(
@@ -471,6 +483,7 @@ RECURRENT = (
         n_ff=integer("intermediate_size", "moe_intermediate_size", low=1),
         keys=DELTA_KEYS | QWEN_MIXTURE | {"rope.dimension_sections": _sections},
         only={"attention_bias": (False,), "norm_topk_prob": (True,)},
+        next_head=QWEN_HEAD,
         left_out=("mtp.",),
     ),
     Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from ....errors import FormatError
 from ..checkpoint import Checkpoint
 from ..hyper import Hyper
 from ..stored import Stack, StoredTensor
-from .family import Family, of_values
+from .family import NEXT_LAYER, Family, of_values
 
 _KINDS = (".weight", ".bias")
 _ORDER = re.compile(r"blk\.(\d+)\.")
@@ -43,7 +43,7 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
     for published, tensor in checkpoint.tensors.items():
         name = _plain(published, h, row)
         where, inner = _layer_of(name, row)
-        if name == "" or where >= h.n_layer:
+        if name == "" or where >= h.n_layer + h.n_next:
             out.skipped.append(published)
             continue
         if where >= 0 and inner in row.of_weights:
@@ -57,7 +57,7 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
             numbers[where] = tensor.floats().reshape(-1)[0]
             continue
         inner, expert = _expert_of(inner) if where >= 0 else (inner, -1)
-        new = _file_name(inner, row.layer if where >= 0 else row.outer)
+        new = _file_name(inner, _names(where, h, row))
         if new is None:
             continue
         if not tensor.is_float:
@@ -101,13 +101,31 @@ def file_tensors(
     """What one tensor becomes, under names in a file; nothing where the row does not name it."""
     name = _plain(published, h, row)
     where, inner = _layer_of(name, row)
-    new = _file_name(inner, row.layer if where >= 0 else row.outer)
+    new = _file_name(inner, _names(where, h, row))
     if new is not None and where < h.n_layer:
         yield from _changed(h, row, f"blk.{where}.{new}" if where >= 0 else new, tensor)
 
 
+def next_layers(checkpoint: Checkpoint, h: Hyper, row: Family) -> int:
+    """Heads for further tokens, 1 or 0; a config may tell of one that was not saved."""
+    join = f"{row.layers}{h.n_layer}.eh_proj.weight"
+    h = replace(h, n_next=1)
+    return int(row.next_head is not None and any(_plain(name, h, row) == join for name in checkpoint))
+
+
+def _names(where: int, h: Hyper, row: Family) -> Mapping[str, str]:
+    """What tensors of a layer are called, or of none."""
+    if where < 0:
+        return row.outer
+    return {**row.layer, **NEXT_LAYER} if where >= h.n_layer else row.layer
+
+
 def _plain(published: str, h: Hyper, row: Family) -> str:
     """The name as the language model alone has it; "" of a part that is left out."""
+    if h.n_next:
+        for start, inner in (row.next_head or {}).items():
+            if published.startswith(start):
+                return f"{row.layers}{h.n_layer}.{inner}{published.removeprefix(start)}"
     if published.startswith(row.left_out):
         return ""
     if "text_config" in h.config:

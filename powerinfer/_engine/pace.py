@@ -1,0 +1,84 @@
+"""How much of prompts a step reads while others generate: their tokens should take at most twice as long, or
+longer only as far as more wait for their prompts than generate.
+
+What a step takes is measured: with nothing to read, and how much more with a part of each size. A device that
+must be brought all weights for a part, however small, makes small parts dear; then those are read that are
+nearly as fast as the best.
+"""
+
+from __future__ import annotations
+
+SIZES = (16, 32, 64, 128, 256, 512)
+_FIRST = 128
+_DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
+_NEARLY = 0.6
+_TRIES = 256  # parts, after which the sizes beside the one in use are tried again; at first sooner
+
+
+class Pace:
+    """Of one engine, by its thread alone."""
+
+    def __init__(self, fixed: int | None = None) -> None:
+        """fixed: tokens of each part; None: as many as others allow."""
+        self._fixed = fixed
+        self._quiet: dict[int, float] = {}  # seconds of a step with nothing to read, by log2 of who generate
+        self._more: list[float | None] = [None] * len(SIZES)  # seconds that a part of this size adds
+        self._n_parts = 0
+
+    def part(self, n_reading: int, n_generating: int) -> int:
+        """Tokens of prompts for the next step."""
+        if self._fixed is not None:
+            return self._fixed
+        quiet = self._quiet_of(n_generating)
+        if quiet is None or all(more is None for more in self._more):
+            return _FIRST
+        allowed = quiet * max(1.0, n_reading / n_generating)
+        more = [self._expected(i) for i in range(len(SIZES))]
+        fitting = [size for size, seconds in zip(SIZES, more, strict=True) if seconds <= allowed]
+        if fitting:
+            return fitting[-1]
+        usual = [(size, size / seconds) for size, seconds in zip(SIZES, more, strict=True) if size <= _FIRST]
+        best = max(rate for _, rate in usual)
+        return next(size for size, rate in usual if rate >= _NEARLY * best)
+
+    def saw(self, n_read: int, n_generating: int, seconds: float) -> None:
+        """A step of so many tokens of prompts, and one of each that generate."""
+        if not n_generating or self._fixed is not None:
+            return
+        if not n_read:
+            key = n_generating.bit_length()
+            self._quiet[key] = _mean(self._quiet.get(key), seconds)
+            return
+        quiet = self._quiet_of(n_generating)
+        if quiet is None:
+            return
+        i = next((i for i, size in enumerate(SIZES) if size / 2 < n_read <= size), None)
+        if i is None:
+            return
+        self._more[i] = _mean(self._more[i], max(seconds - quiet, 1e-6))
+        self._n_parts += 1
+        if self._n_parts % _TRIES == 0 or self._n_parts in (8, 16, 32, 64, 128):
+            for beside in (i - 1, i + 1):
+                if 0 <= beside < len(SIZES):
+                    self._more[beside] = None
+
+    def _quiet_of(self, n_generating: int) -> float | None:
+        """Of as many, or of the number next to it that was seen."""
+        key = n_generating.bit_length()
+        near = min(self._quiet, key=lambda known: abs(known - key), default=None)
+        return None if near is None else self._quiet[near]
+
+    def _expected(self, i: int) -> float:
+        """Of a size that was never tried the least that it may take, so that it is."""
+        known = [(j, more) for j, more in enumerate(self._more) if more is not None]
+        below = [more for j, more in known if j <= i]
+        if below:
+            return below[-1]
+        j, more = known[0]
+        return more * SIZES[i] / SIZES[j]
+
+
+def _mean(before: float | None, now: float) -> float:
+    if before is None:
+        return now
+    return before + (now - before) * (_DOWN if now < before else _UP)
