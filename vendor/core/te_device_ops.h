@@ -120,8 +120,9 @@ typedef struct te_attention_args {
                          anything */
     int32_t grouped; /* tokens of a sequence are next to each other */
     int32_t apart;   /* no two tokens are of one sequence */
-    int32_t next_type; /* the format of the matrix that the result, as it is, is multiplied with by the next operation that
-                          reads it: nothing may come between that changes it, or norms it; -1: of none */
+    /* The format of the matrix that the result is multiplied with next; -1: of none, also where anything (a gate, a norm)
+     * comes between that changes it first. */
+    int32_t next_type;
     const te_linear_args *beside; /* or NULL: a product that is computed, too, at the same time or before */
     /* by the device */
     void *half; /* NULL, or the result once more, in F16: a te_cuda_half of few tokens with so many tiles and words. */

@@ -269,8 +269,9 @@ static te_status sum_at_once(te_cuda *d, expert_args a, const te_merge_args *to,
     if (!k || a.n_routes > SUM_MOST / a.cols || a.cols > SUM_NEURONS || to->words || to->norm.kind != TE_NO_NORM)
         return TE_OK;
     shape_rows(d, &a, k);
-    const int least = divide_up((int64_t)a.rows * n_tok, EXPERT_SUM_THREADS),
-              most = d->info.n_sm > least ? d->info.n_sm : least, grid = a.rows < most ? a.rows : most;
+    // A block's columns times tokens have a thread each.
+    const int least = divide_up(a.rows, EXPERT_SUM_THREADS / n_tok), most = d->info.n_sm > least ? d->info.n_sm : least,
+              grid = a.rows < most ? a.rows : most;
     expert_smem s = {};
     s.acts = a.n_routes * a.tile * (k->int8 ? 1 : 4);
     s.scales = k->int8 ? a.n_routes * (a.tile / 32) * 8 : 0;
