@@ -2,13 +2,19 @@
 # te_cuda_table and pi_device_cuda (its tables), carries the CUDA runtime in itself and needs the driver only when it runs.
 #
 #   -DPOWERINFER_CUDA=ON
-#   -DPOWERINFER_CUDA_ARCHITECTURES="90"      default: 75-real ... 120-real and PTX of the last; or "native"
+#   -DPOWERINFER_CUDA_ARCHITECTURES="90"      default: 75-real ... 100-real, and 120 with PTX; or "native"
 set(POWERINFER_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;120" CACHE STRING
     "GPU architectures of the CUDA backend")
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES "${POWERINFER_CUDA_ARCHITECTURES}")
 endif()
 enable_language(CUDA)
+# Of compute capability 9.0 all instructions are used, wgmma, too (wide_multiply.cuh).
+if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native" AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
+    set(CMAKE_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES_NATIVE}")
+endif()
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90-real$" "90a-real")
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90$" "90a-real;90-virtual")
 find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
@@ -21,6 +27,9 @@ add_library(powerinfer_cuda SHARED ${cuda_sources} vendor/core/te_status.c vendo
 set(cuda_exports "${PROJECT_BINARY_DIR}/exports_cuda.map")
 file(CONFIGURE OUTPUT "${cuda_exports}" CONTENT "{ global: te_cuda_table; pi_device_cuda; local: *; };\n" @ONLY)
 target_include_directories(powerinfer_cuda PRIVATE vendor)
+if("90a-real" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+    target_compile_definitions(powerinfer_cuda PRIVATE TE_CUDA_WGMMA)
+endif()
 target_compile_options(powerinfer_cuda PRIVATE
     # C++ is used as a language only; nothing of its library is linked.
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics>

@@ -158,6 +158,7 @@ static void run(const pi_program_block *b) {
                                  .temp_length = shape->temp_length,
                                  .grouped = p->h->grouped,
                                  .apart = p->h->apart,
+                                 .next_type = w->head_gate.w || p->n_before ? -1 : w->o.type,
                                  .beside = b->beside->n_products ? b->beside : NULL};
     p->ops->attention(p->dev, &a);
     pi_program_stamp(p, b->l, PI_MOMENT_ATTENTION);

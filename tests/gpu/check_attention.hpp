@@ -1,8 +1,6 @@
 // check_attention.hpp - attention of a few tokens, with what it writes to the pools.
 #pragma once
-#include <algorithm>
-
-#include "checks.hpp"
+#include "halves.hpp"
 
 struct attention_case {
     int n_tok, n_head, n_head_kv, d, type_k, type_v;
@@ -146,14 +144,33 @@ static void check_attention_case(const attention_case &k) {
     op.counter = device_of(std::vector<uint32_t>(api->attention_counters(dev, &op), 0));
     beside_attention router(k.norm);
     if (k.n_tok == 1) op.beside = &router.op;
+    halves half = {};
+    const bool halved = api->attention_halves(dev, &op) != 0;
+    if (halved) { // the result in F16, too
+        half = halves_new(k.n_tok, (int)ldq, k.norm ? TE_Q4_0 : TE_F16);
+        op.half = half.h.v;
+        op.half_scale = half.h.scale;
+        op.half_tiles = half.h.tiles;
+        op.half_words = half.h.words;
+        op.half_matrices = half.h.matrices;
+    }
     OK(api->attention(dev, &op));
     const std::vector<float> got = out.get();
     if (op.beside) router.check();
     router.free();
     op.beside = nullptr;
+    if (halved) {
+        half.read();
+        for (int t = 0; t < k.n_tok; t++)
+            for (int c = 0; c < (int)ldq; c++)
+                same(t * (long)ldq + c, half.at(t, c),
+                     (double)te_f16_to_f32(te_f32_to_f16(got[(size_t)t * ldq + (size_t)c])));
+    }
     const std::vector<uint8_t> after_k = host_of(dk, pool_k), after_v = host_of(dv, pool_v);
     OK(api->attention(dev, &op));
     same_bits(got, out.get());
+    if (halved) half.free();
+    op.half = nullptr;
     for (uint32_t c : host_of(op.counter, api->attention_counters(dev, &op))) same(0, c, 0);
 
     auto ready = [&](const float *src, const float *norm, int t) { // normed and rotated
@@ -397,17 +414,31 @@ static void check_attention() {
                               {0, 0, 0, 0, 0, 0, 0, 0},
                               {5115, 5116, 5117, 5118, 5119, 5120, 5121, 5122}});
     }
-    // Many tokens, each of a sequence of its own.
-    for (int n_tok : {9, 40})
-        for (bool plain : {true, false}) {
-            attention_case c = {
-                n_tok, 16, plain ? 16 : 4, plain ? 128 : 64, TE_F16, plain ? TE_F16 : TE_Q8_0, neox, 64, !plain,
-                {},    {}};
-            for (int t = 0; t < n_tok; t++) {
-                c.seq.push_back((t * 7 + 3) % n_tok);
-                c.pos.push_back(t == 5 ? -1 : t == 6 ? 0 : (int)(random_word() % 600));
-            }
-            c.sinks = !plain;
-            check_attention_case(c);
+    // Many tokens, each of a sequence of its own: with one, two and four warps for a token's KV head, or several chunks of
+    // query heads, or in other formats.
+    struct many {
+        int n_tok, n_head, n_head_kv, d;
+        int type_v = TE_F16, window = 0;
+        float soft_cap = 0;
+        bool norm = false, chunked = false, warm = false; // the last two are left to the kernel of few tokens
+    };
+    for (const many &m :
+         {many{9, 16, 16, 128}, many{40, 16, 16, 128}, many{40, 36, 36, 64}, many{64, 24, 24, 64, TE_F16, 70},
+          many{64, 32, 8, 128, TE_F16, 0, 0, true}, many{33, 36, 6, 64, TE_F16, 100, 0.5f, true},
+          many{17, 32, 32, 128, TE_F16, 0, 1}, many{9, 16, 4, 64, TE_Q8_0, 0, 0, true},
+          many{40, 16, 4, 64, TE_Q8_0, 0, 0, true}, many{12, 36, 36, 64, TE_F16, 100, 0, false, true},
+          many{40, 36, 36, 64, TE_F16, 100, 0, false, true}, many{40, 32, 8, 128, TE_F16, 70, 0, false, true, true},
+          many{33, 16, 16, 64, TE_F16, 0, 0, true, false, true}}) {
+        attention_case c = {m.n_tok, m.n_head, m.n_head_kv, m.d, TE_F16, m.type_v, neox, 64, m.norm, {}, {}};
+        for (int t = 0; t < m.n_tok; t++) {
+            c.seq.push_back((t * 7 + 3) % m.n_tok);
+            c.pos.push_back(t == 5 ? -1 : t == 6 ? 0 : (int)(random_word() % 600));
         }
+        c.window = m.window;
+        c.soft_cap = m.soft_cap;
+        c.chunked = m.chunked;
+        c.warm = m.warm;
+        c.sinks = m.norm;
+        check_attention_case(c);
+    }
 }

@@ -101,6 +101,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         OK(api->upload(dev, of_x.p, of_x.v.data(), 4 * of_x.v.size()));
         finish();
         halves in = halves_new(n, k.n_embd, type);
+        in.h.matrices = 0;
         te_cuda_halve half = {};
         half.x = of_x.p;
         half.ldx = of_x.ld;
@@ -121,6 +122,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         const size_t n_hidden = as_floats ? who.size() * up_to((size_t)op.n_ff_once, 4) : 0;
         result hidden(n_hidden);
         op.hidden = n_hidden ? hidden.data() : nullptr;
+        h.h.matrices = 0;
         float *y = device_of(start);
         op.x = in.h;
         op.h = h.h;

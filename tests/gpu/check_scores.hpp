@@ -78,6 +78,7 @@ static void check_prompt_choice_case(int n_tok, int n_expert, int n_used, int n_
     const size_t n_routes = (size_t)(n_tok * n_used), n_y = (size_t)n_tok * (size_t)n_embd;
     floats x(n_tok, n_embd);
     halves in = halves_new(n_tok, n_embd, type), h = halves_new((int)n_routes, n_ff);
+    in.h.matrices = 0;
     te_cuda_halve half = {};
     half.x = x.p;
     half.ldx = x.ld;

@@ -173,6 +173,7 @@ static void bench_products(int type) {
             op.x.ld = form.ld;
             op.x.tiles = form.tiles;
             op.x.words = form.words;
+            op.x.matrices = form.matrices;
             snprintf(name, sizeof name, "gemm %s %s, %d tokens, as they are", te_type_get(type)->name, s.what, n_tok);
             bytes(name, time_us([&] { OK(api->gemm(dev, &op)); }), (double)w.stride * s.rows);
         }

@@ -218,6 +218,80 @@ static void check_products_together(int type, int n_tok) {
     x.free();
 }
 
+// Gate and up with their activation in one launch, beside the same products by themselves. size: of the input, whose hidden
+// values may leave the range of F16.
+static void check_activated(int type, te_activation act, int n, int cols, int n_tok, double size) {
+    AT("gemm %s %d x %d and activation %d, %d tokens, size %g", te_type_get(type)->name, n, cols, (int)act, n_tok,
+       size);
+    halves in = halves_new(n_tok, cols, type), to = halves_new(n_tok, n, type);
+    if (!in.h.matrices || !to.h.matrices) return; // by kernels of their own
+    floats x(n_tok, cols, (float)size);
+    te_cuda_halve half = {};
+    half.x = x.p;
+    half.ldx = x.ld;
+    half.n_tok = n_tok;
+    half.cols = cols;
+    half.to = in.h;
+    OK(api->halve(dev, &half));
+    matrix w[2] = {matrix_new(type, n, cols), matrix_new(type, n, cols)}; // up, gate
+    const size_t ld = up_to((size_t)n, 4);
+    const std::vector<float> bias = normals((size_t)n);
+    float *y[2];
+    te_cuda_gemm op = {};
+    op.x = in.h;
+    op.n_tok = n_tok;
+    op.n_products = 2;
+    for (int i = 0; i < 2; i++) {
+        y[i] = device_new<float>((size_t)n_tok * ld);
+        op.product[i].w = w[i].m;
+        op.product[i].y = y[i];
+        op.product[i].ldy = ld;
+    }
+    OK(api->gemm(dev, &op));
+    const std::vector<float> up = host_of(y[0], (size_t)n_tok * ld), gate = host_of(y[1], (size_t)n_tok * ld);
+    te_cuda_act a = {};
+    a.up = y[0];
+    a.ld_up = ld;
+    a.n_tok = n_tok;
+    a.n = n;
+    a.up_bias = device_of(bias);
+    a.act = act;
+    a.to = to.h;
+    a.fired = device_of(std::vector<uint32_t>((size_t)n, 5));
+    a.counts = device_of(std::vector<uint32_t>(3, 7));
+    op.act = &a;
+    op.counter = device_of(std::vector<uint32_t>((size_t)n_tok + 1, 0));
+    for (int turn = 0; turn < 2; turn++) OK(api->gemm(dev, &op));
+    to.read();
+    double most[2] = {0, 0};
+    for (size_t i = 0; i < up.size(); i++) {
+        most[0] = fmax(most[0], fabs((double)up[i]));
+        most[1] = fmax(most[1], fabs((double)gate[i]));
+    }
+    uint32_t fired = 0;
+    for (int t = 0; t < n_tok; t++)
+        for (int j = 0; j < n; j++) {
+            const size_t i = (size_t)t * ld + (size_t)j;
+            const double u = (double)(up[i] + bias[(size_t)j]), g = (double)gate[i], h = activation(act, 0, g) * u;
+            fired += to.at(t, j) != 0;
+            near((long)i, to.at(t, j), h,
+                 0x1p-10 * fabs(h) + 0x1p-15 * (fabs(u) * most[1] + fabs(activation(act, 0, g)) * most[0]) + 1e-30);
+        }
+    const std::vector<uint32_t> counts = host_of(a.counts, 3), of = host_of(a.fired, (size_t)n);
+    is_true(counts[0] == 7 + 2 * (uint32_t)(n_tok * n) && counts[1] == counts[0], "counts are wrong");
+    uint32_t all = 0;
+    for (uint32_t c : of) all += c - 5;
+    is_true(all + 7 == counts[2] && (size > 1 || all == 2 * fired), "fired is wrong");
+    for (uint32_t c : host_of(op.counter, (size_t)n_tok + 1)) same(0, c, 0);
+    for (const void *q : {(const void *)y[0], (const void *)y[1], (const void *)a.up_bias, (const void *)a.fired,
+                          (const void *)a.counts, (const void *)op.counter})
+        OK(api->free(dev, (void *)q));
+    for (matrix &m : w) m.free();
+    in.free();
+    to.free();
+    x.free();
+}
+
 static void check_gemm_of_few(int type) {
     const bool f = is_float(type), k256 = te_type_get(type)->block_weights == 256;
     const int odd = f ? 333 : k256 ? 768 : 96, cols = k256 ? 1024 : 1056;
@@ -227,7 +301,9 @@ static void check_gemm_of_few(int type) {
     check_gemm_case({type, 37, cols, 17, false, true, false, true, false, false, true});
     check_gemm_case({type, 520, odd, 33, false, false, false, true, false, false, true});
     check_gemm_case({type, 520, 4096, 24, false, false, false, true, false, false, true});
-    for (int n_tok : {10, 48}) check_products_together(type, n_tok);
+    for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);
+    check_activated(type, TE_RELU, 300, cols, 17, 1);
+    check_activated(type, TE_SILU, 1000, odd, 64, 1e6);
 }
 
 static void check_gemm(const char *blas) {

@@ -120,8 +120,14 @@ typedef struct te_attention_args {
                          anything */
     int32_t grouped; /* tokens of a sequence are next to each other */
     int32_t apart;   /* no two tokens are of one sequence */
+    /* The format of the matrix that the result is multiplied with next; -1: of none, also where anything (a gate, a norm)
+     * comes between that changes it first. */
+    int32_t next_type;
     const te_linear_args *beside; /* or NULL: a product that is computed, too, at the same time or before */
     /* by the device */
+    void *half; /* NULL, or the result once more, in F16: a te_cuda_half of few tokens with so many tiles and words. */
+    float *half_scale; /* n_head * n_embd_head is then a multiple of 256 */
+    int32_t half_tiles, half_words, half_matrices;
     int32_t early; /* pos, row and table are not written by operations of the same program: they, and the older K and V,
                       are read before the operation in front has finished */
     float *scratch;

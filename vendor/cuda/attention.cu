@@ -7,6 +7,8 @@
 // token's own. The block that is last to finish merges the parts in order.
 #include <climits>
 
+#include "attention_head.cuh"
+#include "attention_many.cuh"
 #include "attention_warp.cuh"
 #include "kv_rows.cuh"
 #include "launch.h"
@@ -37,96 +39,6 @@ struct attention_args {
     int row_k, row_v;
 };
 
-// Values i and i + 1 (i even) of a row of K or V in the pool's format.
-__device__ __forceinline__ float2 kv_pair(int type, const uint8_t *row, int i) {
-    switch (type) {
-    case TE_F16:
-        return half2_bits(*(const uint32_t *)(row + 2 * i));
-    case TE_BF16:
-        return bf162_bits(*(const uint32_t *)(row + 2 * i));
-    case TE_F32:
-        return *(const float2 *)(row + 4 * i);
-    default: { // Q8_0
-        const uint8_t *b = row + (i >> 5) * 34;
-        const float d = half_bits(*(const uint16_t *)b);
-        const uint32_t q = *(const uint16_t *)(b + 2 + (i & 31));
-        return make_float2(d * (float)(int8_t)q, d * (float)(int8_t)(q >> 8));
-    }
-    }
-}
-// A warp writes one row; n is a multiple of 32 for Q8_0.
-__device__ void kv_store(int type, const float *x, uint8_t *row, int n) {
-    const int lane = threadIdx.x % 32;
-    for (int c = 0; c < n; c += 32) {
-        const int i = c + lane;
-        const float v = i < n ? x[i] : 0;
-        if (type == TE_Q8_0) {
-            uint8_t *b = row + c / 32 * 34;
-            const float d = warp_max(fabsf(v)) / 127.0f, inverse = d != 0 ? 1.0f / d : 0;
-            b[2 + lane] = (uint8_t)(int8_t)roundf(v * inverse);
-            if (lane == 0) *(__half *)b = __float2half_rn(d);
-        } else if (i < n) {
-            if (type == TE_F16) ((__half *)row)[i] = __float2half_rn(v);
-            if (type == TE_BF16) ((__nv_bfloat16 *)row)[i] = __float2bfloat16_rn(v);
-            if (type == TE_F32) ((float *)row)[i] = v;
-        }
-    }
-    __syncwarp();
-}
-
-// A head on its way from memory: lane l holds values l, l + 32 ..., and cos and sin of pairs l, l + 32 ...
-// MAX: values of a head at most.
-template <int MAX> struct head_values {
-    float v[MAX / 32];
-    float2 cs[MAX / 64];
-};
-template <int MAX>
-__device__ __forceinline__ head_values<MAX> fetch_head(const te_attention_args &a, const float *src, bool rotate,
-                                                       int t) {
-    head_values<MAX> h;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < MAX / 32; k++) h.v[k] = lane + 32 * k < a.n_embd_head ? __ldcg(src + lane + 32 * k) : 0;
-#pragma unroll
-    for (int k = 0; k < MAX / 64; k++) {
-        const int i = lane + 32 * k;
-        h.cs[k] =
-            rotate && i < a.n_rot / 2 ? __ldcg((const float2 *)(a.cs + (size_t)t * a.n_rot) + i) : make_float2(1, 0);
-    }
-    return h;
-}
-// A warp puts it into shared memory, normed and rotated.
-template <int MAX>
-__device__ __forceinline__ void settle_head(const te_attention_args &a, const head_values<MAX> &h, const float *norm,
-                                            bool rotate, float *dst) {
-    const int lane = threadIdx.x % 32, d = a.n_embd_head;
-    float sum = 0, scale = 1;
-#pragma unroll
-    for (int k = 0; k < MAX / 32; k++) sum = fmaf(h.v[k], h.v[k], sum);
-    if (norm) scale = 1.0f / sqrtf(warp_sum(sum) / (float)d + a.norm_eps);
-#pragma unroll
-    for (int k = 0; k < MAX / 32; k++) {
-        const int i = lane + 32 * k;
-        if (i < d) dst[i] = norm ? h.v[k] * scale * (a.norm_last ? 1 : __ldg(norm + i)) : h.v[k];
-    }
-    __syncwarp();
-    if (!rotate) return; // V, which has no norm
-    const bool turns = a.rope != TE_NO_ROPE;
-#pragma unroll
-    for (int k = 0; k < MAX / 64; k++) {
-        const int i = lane + 32 * k, x = a.rope == TE_ROPE_NORM ? 2 * i : i,
-                  y = a.rope == TE_ROPE_NORM ? x + 1 : i + a.n_rot / 2;
-        if (!turns || i >= a.n_rot / 2) break;
-        const float u = dst[x], v = dst[y];
-        dst[x] = u * h.cs[k].x - v * h.cs[k].y;
-        dst[y] = u * h.cs[k].y + v * h.cs[k].x;
-    }
-    __syncwarp();
-    if (!norm || !a.norm_last) return; // RoPE leaves the mean square as it is: the weights alone come after it
-    for (int i = lane; i < d; i += 32) dst[i] *= __ldg(norm + i);
-    __syncwarp();
-}
-
 // Eight rows a block, one a warp.
 __device__ __forceinline__ void multiply_beside(const beside_args &a) {
     const int lane = threadIdx.x % 32,
@@ -144,13 +56,6 @@ __device__ __forceinline__ void multiply_beside(const beside_args &a) {
     }
     sum = warp_sum(sum);
     if (lane == 0) a.y[r] = sum + (a.bias ? __ldg(a.bias + r) : 0);
-}
-
-// *counter + 1, or 0 behind `last`; the old value is returned. What the block wrote before is seen by who counts later.
-__device__ __forceinline__ unsigned count_block(uint32_t *counter, unsigned last) {
-    unsigned old;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");
-    return old;
 }
 
 // D: K and V are F16, a head has D values; 0: whatever they are. LONG: there may be contexts in which each warp has
@@ -228,7 +133,9 @@ __global__ void __launch_bounds__(ATT_THREADS, G == 1 && LONG ? 3 : 2)
     };
     warp_rows<G, D> own_rows;
     if constexpr (LONG)
-        if (is_long) own_rows.begin(a, table, kvh, p_begin, p_end, base);
+        if (is_long)
+            own_rows.begin(a, table, kvh, p_begin, p_end, warp, ATT_WARPS,
+                           base + warp * WARP_STAGES * warp_rows<G, D>::PIECE);
     if (!is_long && n_tiles > 0) copy_tile(0);
     const float sink = a.sinks && tid < heads ? __ldg(a.sinks + head + tid) : 0;
     if (32 * tid < d) { // a layer's vectors come from far away
@@ -466,11 +373,6 @@ static size_t smem_of(const attention_args &a, int heads) {
     return stages + rest > lines ? stages + rest : lines;
 }
 
-// Whether there is a kernel for heads of so many values of F16.
-static bool is_plain(const te_attention_args *op) {
-    return op->type_k == TE_F16 && op->type_v == TE_F16 && (op->n_embd_head == 64 || op->n_embd_head == 128);
-}
-
 static attention_args prepare(const te_cuda *d, const te_attention_args *op, int *variant) {
     attention_args a = {};
     a.op = *op;
@@ -494,7 +396,7 @@ static attention_args prepare(const te_cuda *d, const te_attention_args *op, int
         a.tile /= 2;
     a.long_splits = a.splits;
     a.long_from = INT_MAX;
-    if (!is_plain(op) || a.tile != WARP_STAGES * ATT_WARPS * WARP_ROWS / 2 || op->n_ctx <= LONG_FROM * ATT_GRAIN)
+    if (!has_short_rows(op) || a.tile != WARP_STAGES * ATT_WARPS * WARP_ROWS / 2 || op->n_ctx <= LONG_FROM * ATT_GRAIN)
         return a;
     a.long_from = LONG_FROM;
     const int fits = LONG_BLOCKS * d->info.n_sm / across;
@@ -516,6 +418,7 @@ static te_status check(te_cuda *d, const te_attention_args *op) {
     if (op->rope != TE_NO_ROPE && (!op->cs || op->n_rot < 2 || op->n_rot % 2 || op->n_rot > op->n_embd_head))
         return refuse(
             d, te_fail(TE_ARGUMENT, "attention: %d values of %d are rotated", (int)op->n_rot, (int)op->n_embd_head));
+    if (op->half && !attention_halves(d, op)) return refuse(d, te_fail(TE_UNSUPPORTED, "attention: no result in F16"));
     const int32_t types[2] = {op->type_k, op->type_v};
     for (int32_t type : types)
         if ((type != TE_F16 && type != TE_F32 && type != TE_BF16 && type != TE_Q8_0) ||
@@ -526,15 +429,21 @@ static te_status check(te_cuda *d, const te_attention_args *op) {
 }
 
 size_t attention_floats(te_cuda *d, const te_attention_args *op) {
+    if (is_of_many(d, op)) return 0;
     int variant;
     const attention_args a = prepare(d, op, &variant);
     if (a.splits == 1) return 0; // nothing is left in parts
     return (size_t)op->n_tok * (size_t)op->n_head * (size_t)a.long_splits * (size_t)(op->n_embd_head + 2);
 }
 size_t attention_counters(te_cuda *d, const te_attention_args *op) {
+    if (is_of_many(d, op)) return 0;
     int variant;
     const attention_args a = prepare(d, op, &variant);
     return (size_t)op->n_tok * (size_t)(op->n_head_kv * a.chunks);
+}
+
+int32_t attention_halves(te_cuda *d, const te_attention_args *op) {
+    return may_be_of_many(d, op) && op->n_head * op->n_embd_head % 256 == 0;
 }
 
 int32_t attends_beside(const te_linear_args *op) {
@@ -546,6 +455,7 @@ int32_t attends_beside(const te_linear_args *op) {
 
 te_status attention(te_cuda *d, const te_attention_args *op) {
     TE_CUDA_TRY(check(d, op));
+    if (is_of_many(d, op)) return attention_of_many(d, op);
     int variant;
     attention_args a = prepare(d, op, &variant);
     const int across = op->n_head_kv * a.chunks;
@@ -565,7 +475,7 @@ te_status attention(te_cuda *d, const te_attention_args *op) {
          attention_kernel<4, 128, true>},
         {attention_kernel<8, 0>, attention_kernel<8, 64>, attention_kernel<8, 128>, attention_kernel<8, 64, true>,
          attention_kernel<8, 128, true>}};
-    const int own = is_plain(op) ? op->n_embd_head / 64 + (a.long_from != INT_MAX ? 2 : 0) : 0;
+    const int own = has_short_rows(op) ? op->n_embd_head / 64 + (a.long_from != INT_MAX ? 2 : 0) : 0;
     const size_t smem = smem_of(a, variant == 0 ? 1 : 4 * variant);
     return launch(d, "attention", kernels[variant][own],
                   dim3((unsigned)(across + behind), (unsigned)a.long_splits, (unsigned)op->n_tok), ATT_THREADS, smem,

@@ -91,6 +91,7 @@ template <int G, int D> struct warp_rows {
     float best, total;  // of head lane / LANES
     float acc[G][COLS]; // columns COLS * lane ...
     int first, end, n_pieces, block;
+    int mine, step; // pieces: the first, and how far it is to the next
     const uint8_t *k_pool, *v_pool;
     const int *table;
     size_t head_rows, at_head; // rows from block to block; the head's first
@@ -114,10 +115,12 @@ template <int G, int D> struct warp_rows {
         }
         copies_end();
     }
-    // Positions from `from` to `to`, old ones: the first pieces are on their way behind this.
+    // Positions from `from` to `to`, old ones, shared by `warps` warps, of which this is number `warp`: the first pieces are
+    // on their way behind this. own: room for WARP_STAGES pieces.
     __device__ __forceinline__ void begin(const te_attention_args &a, const int *blocks, int kvh, int from, int to,
-                                          uint8_t *base) {
-        const int warp = threadIdx.x / 32;
+                                          int warp, int warps, uint8_t *own) {
+        mine = warp;
+        step = warps;
         first = from;
         end = to;
         n_pieces = to > from ? (to - from + WARP_ROWS - 1) / WARP_ROWS : 0;
@@ -126,7 +129,7 @@ template <int G, int D> struct warp_rows {
         table = blocks;
         head_rows = (size_t)a.n_head_kv * TE_CUDA_KV_BLOCK;
         at_head = (size_t)kvh * TE_CUDA_KV_BLOCK;
-        ring = base + warp * WARP_STAGES * PIECE;
+        ring = own;
         best = -INFINITY;
         total = 0;
 #pragma unroll
@@ -135,12 +138,12 @@ template <int G, int D> struct warp_rows {
             for (int c = 0; c < COLS; c++) acc[g][c] = 0;
         int blocks_ahead[WARP_STAGES];
 #pragma unroll
-        for (int s = 0; s < WARP_STAGES; s++) blocks_ahead[s] = block_of(warp + s * ATT_WARPS);
-        const int next = block_of(warp + WARP_STAGES * ATT_WARPS);
+        for (int s = 0; s < WARP_STAGES; s++) blocks_ahead[s] = block_of(mine + s * step);
+        const int next = block_of(mine + WARP_STAGES * step);
 #pragma unroll
         for (int s = 0; s < WARP_STAGES; s++) {
             block = blocks_ahead[s];
-            fetch(warp + s * ATT_WARPS, s);
+            fetch(mine + s * step, s);
         }
         block = next;
     }
@@ -220,15 +223,15 @@ template <int G, int D> struct warp_rows {
     __device__ __forceinline__ void run(const te_attention_args &a, int lowest, float *room) {
         int stage = 0;
 #pragma unroll 1
-        for (int i = threadIdx.x / 32; i < n_pieces; i += ATT_WARPS) {
+        for (int i = mine; i < n_pieces; i += step) {
             copies_wait<WARP_STAGES - 1>();
             __syncwarp();
             const int p = first + i * WARP_ROWS;
             const uint8_t *rows = ring + stage * PIECE;
             add(a, rows, rows + PIECE / 2, min(WARP_ROWS, end - p), lowest - p, room);
-            const int next = i + WARP_STAGES * ATT_WARPS;
+            const int next = i + WARP_STAGES * step;
             fetch(next, stage);
-            block = block_of(next + ATT_WARPS);
+            block = block_of(next + step);
             stage = (stage + 1) % WARP_STAGES;
         }
         copies_wait<0>();

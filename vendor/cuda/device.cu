@@ -492,6 +492,7 @@ const te_cuda_api table = {
     on<te_merge_args, merge>,
     attention_floats,
     attention_counters,
+    attention_halves,
     attends_beside,
     on<te_attention_args, attention>,
     latent_floats,

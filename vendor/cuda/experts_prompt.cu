@@ -272,7 +272,7 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
         return refuse(d, te_fail(TE_ARGUMENT, "experts: the input's rows of %zu values are not aligned", op->x.ld));
     if (op->x.tiles) {
         const expert_wide_kernels *k = wide_experts(a->up.type);
-        if (!k || !a->gate.w || a->on_input || k->words != op->x.words || op->x.ld % 256 ||
+        if (!k || !a->gate.w || a->on_input || k->words != op->x.words || op->x.matrices || op->x.ld % 256 ||
             a->n_tok > TE_CUDA_WIDE_TOK || 8 * op->x.tiles < a->n_tok || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
             return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)op->x.tiles));
     }
@@ -285,7 +285,7 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
     }
     const te_cuda_half &h = op->h;
     const expert_wide_kernels *k = h.tiles ? wide_experts(a->down.type) : nullptr;
-    if (h.tiles && (!op->x.tiles || !a->down.w || !k || k->words != h.words || h.ld % 256 ||
+    if (h.tiles && (!op->x.tiles || !a->down.w || !k || k->words != h.words || h.matrices || h.ld % 256 ||
                     8 * h.tiles < a->n_tok * a->n_used || (n_ff < a->n_ff && n_ff % 256)))
         return refuse(d, te_fail(TE_ARGUMENT, "experts: hidden values in %d tiles", (int)h.tiles));
     if (!h.v || !h.scale || !aligned(h.v, 16) || h.ld % 8 || h.ld < (size_t)n_ff)

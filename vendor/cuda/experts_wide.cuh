@@ -11,6 +11,7 @@
 #define TE_CUDA_EXPERTS_WIDE_CUH
 
 #include "experts_prompt.cuh"
+#include "half_range.cuh"
 #include "wide.cuh"
 
 namespace te {

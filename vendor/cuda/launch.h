@@ -109,6 +109,7 @@ int32_t ffn_parts(te_cuda *d, const te_ffn_args *op);
 te_status ffn(te_cuda *d, const te_ffn_args *op);
 size_t attention_floats(te_cuda *d, const te_attention_args *op);
 size_t attention_counters(te_cuda *d, const te_attention_args *op);
+int32_t attention_halves(te_cuda *d, const te_attention_args *op);
 int32_t attends_beside(const te_linear_args *op);
 te_status attention(te_cuda *d, const te_attention_args *op);
 size_t latent_floats(te_cuda *d, const te_latent_args *op); // latent.cu

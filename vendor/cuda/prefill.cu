@@ -4,9 +4,9 @@
 // has nothing else to do, writes the scale. Only where the values of the matrix leave F16's range it makes them again. Where
 // each token has a scale of its own, the first kernel does it all.
 #include "activation.cuh"
-#include "gemm_mma.cuh"
+#include "half_range.cuh"
 #include "prefill.cuh"
-#include "wide.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 
@@ -117,9 +117,13 @@ struct activated {
 };
 
 __device__ __forceinline__ void put4(const te_cuda_half &to, int t, int c, float4 v) {
-    const size_t at = to.tiles ? wide_place(to, t, c) : (size_t)t * to.ld + (size_t)c;
-    *(uint2 *)((uint16_t *)to.v + at) = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
+    const uint2 two = make_uint2(half2_of(v.x, v.y), half2_of(v.z, v.w));
+    if (to.tiles)
+        wide_put(to, t, c, two);
+    else
+        *(uint2 *)((uint16_t *)to.v + (size_t)t * to.ld + (size_t)c) = two;
 }
+
 // A token's values once more, times `down`; of several blocks of a token, each its own.
 template <class S> __device__ void again(S &s, int t, int cols, float down, const te_cuda_half &to) {
     const int step = 4 * HALF_THREADS * cluster_size();

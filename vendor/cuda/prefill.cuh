@@ -64,6 +64,9 @@ te_status multiply(te_cuda *d, const half_product *p); // gemm_mma.cu
 
 te_cuda_half half_form(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols);
 te_status multiply_wide(te_cuda *d, const te_cuda_gemm *op); // wide.cu: gemm, of input with tiles
+// wide_groups.cu: the tiles of other products with such matrices, whose input is in matrices, or 0; and those products.
+int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok);
+te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op);
 
 // Rows r0 to r0 + n - 1 of a matrix as F16, rows of `ld` values; gemm_weights.cu.
 te_status to_half(te_cuda *d, const te_mat *m, int r0, int n, void *to, int ld);

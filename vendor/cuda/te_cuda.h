@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 enum {
-    TE_CUDA_VERSION = 14,
+    TE_CUDA_VERSION = 15,
     TE_CUDA_MAX_TOK = 8,
     TE_CUDA_WIDE_TOK = 64,
     TE_CUDA_ROW = 8192,   /* columns of a token that a block holds, at most */
@@ -171,6 +171,8 @@ typedef struct te_cuda_half {
     float *scale;  /* n_tok + 1 floats: the scale, and room; with tiles n_tok scales */
     int32_t tiles; /* of eight tokens, or 0 */
     int32_t words; /* which values stand together */
+    int32_t
+        matrices; /* with tiles: values lie in matrices of 8 x 8, as products want them; 0: as products of experts do */
 } te_cuda_half;
 
 /* to = norm(x), or max(norm(x), 0); where they are wanted, the same in another form and as floats: of input with tiles and
@@ -211,6 +213,10 @@ typedef struct te_cuda_gemm {
     int32_t n_products;
     void *scratch; /* 256-byte aligned */
     size_t n_scratch;
+    const struct te_cuda_act
+        *act;          /* NULL, or, of input with tiles: product 0 is up, 1 gate, and only act's result is written,
+                                      with tiles. up is room for hidden values; no gate, bias of products, mask or ids */
+    uint32_t *counter; /* with act: n_tok + 1 words that are 0 before and after */
 } te_cuda_gemm;
 
 /* The middle of a feed-forward: h = act(gate) * (up + up_bias), without a gate act(up + up_bias), 0 where a token's bit in
@@ -310,6 +316,8 @@ typedef struct te_cuda_api {
     te_status (*merge)(te_cuda *d, const te_merge_args *op);
     size_t (*attention_floats)(te_cuda *d, const te_attention_args *op);
     size_t (*attention_counters)(te_cuda *d, const te_attention_args *op);
+    int32_t (*attention_halves)(te_cuda *d,
+                                const te_attention_args *op); /* whether it can write its result in F16, too */
     int32_t (*attends_beside)(const te_linear_args *op); /* whether a single token's attention takes it as `beside` */
     te_status (*attention)(te_cuda *d, const te_attention_args *op);
     /* Of any number of tokens; scratch is latent_floats() floats. */

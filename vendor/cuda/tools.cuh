@@ -149,6 +149,13 @@ template <int N, int LANES = 32> __device__ __forceinline__ bool sum_owner(int l
     return (lane & (LANES / N - 1)) == 0;
 }
 
+// *counter + 1, or 0 behind `last`; the old value is returned. What the block wrote before is seen by who counts later.
+__device__ __forceinline__ unsigned count_block(uint32_t *counter, unsigned last) {
+    unsigned old;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");
+    return old;
+}
+
 // Ascending places for the threads of a block that have `on` set, behind *n of them; all threads call it.
 // warps: shared, one word per warp.
 __device__ __forceinline__ int ordered_place(bool on, int *n, int *warps) {

@@ -26,6 +26,10 @@ te_cuda_half half_form(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols) {
     h.ld = (size_t)divide_up(cols, 256) * 256;
     h.tiles = wide_tiles[i];
     h.words = k->words;
+    if (const int tiles = group_tiles_for(d, type, n_tok)) {
+        h.tiles = tiles;
+        h.matrices = 1;
+    }
     return h;
 }
 
@@ -40,6 +44,8 @@ static int splits_of(const te_cuda *d, int blocks, int per_sm, int chunks) {
 
 te_status multiply_wide(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
+    if (x.matrices) return multiply_groups(d, op);
+    if (op->act) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: an activation of these products"));
     const int at = kernel_for(op->n_tok);
     if (op->transposed || at == WIDE_KERNELS || x.tiles != wide_tiles[at] || x.ld % 256)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));

@@ -12,6 +12,7 @@
 
 #include "formats.cuh"
 #include "gemm_mma.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 
@@ -34,22 +35,6 @@ struct wide_args {
     int n_tok, cols, splits, n_products;
     wide_product product[TE_MAX_PRODUCTS];
 };
-
-// Where value c (a multiple of 4) of token t and the three behind it stand. Of every 32 * words columns lane
-// q of four has the q-th quarter: in unit u its words u and words + u, of four columns each.
-__device__ __forceinline__ size_t wide_place(const te_cuda_half &to, int t, int c) {
-    const int words = to.words, quarter = 8 * words, r = c % quarter, q = c / quarter % 4,
-              u = c / (4 * quarter) * words + r / 4 % words, upper = r / (4 * words);
-    return (((size_t)u * (size_t)to.tiles + (size_t)(t / 8)) * 32 + (size_t)(t % 8 * 4 + q)) * 8 + (size_t)(4 * upper);
-}
-
-// Above 65504 F16 has no values; below 2^-14 they lose bits, which matters only where there are no larger ones. What is
-// multiplied with values of at most this size: a power of two, nearly always 1; then the largest is below 2^14.
-__device__ __forceinline__ int half_exponent(float most) {
-    const bool fits = most <= 32768 && most >= 0x1p-8f, sound = most > 0 && most < INFINITY;
-    return fits || !sound ? 0 : max(-120, min(120, ilogbf(most) - 13));
-}
-__device__ __forceinline__ float half_scale(float most) { return ldexpf(1, half_exponent(most)); }
 
 // How rows of a format are read:
 //     chunk, depth             columns, and chunks that a lane has on their way

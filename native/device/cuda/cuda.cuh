@@ -74,6 +74,7 @@ struct Cuda {
     te_prepared kept_form;
     const float *half_x, *half_norm; /* input and weights of the norm that an F16 input was made of, */
     te_cuda_half half;               /* which it is */
+    bool attended;                   /* attention made it of its result */
     te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
@@ -187,6 +188,7 @@ uint32_t fetched(pi_device *dev, pi_status *st);
 /* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
 void run_last(Cuda *c);
 bool settle_last(Cuda *c, const te_merge_args *a);
+te_cuda_half attention_half(Cuda *c, const te_attention_args *a); /* where it is to write HALF_X, if it does */
 void prefill_experts(Cuda *c, const te_experts_args *a);
 void prefill_linear(Cuda *c, const te_linear_args *a);
 void prefill_attention(Cuda *c, const te_attention_args *a);

@@ -22,6 +22,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->settled = false;
     c->kept = nullptr;
     c->half_x = nullptr;
+    c->attended = false;
     c->last = {};
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
     if (ready(c)) note(c, c->te->load_after(c->d)); /* among the inputs are lists of what is loaded */
@@ -153,8 +154,14 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
     /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may
      * read those, and K and V of earlier steps, before the operation in front has ended. */
     const bool early = c->settled && (a->n_tok <= TE_CUDA_MAX_TOK || a->apart);
+    const te_cuda_half half = attention_half(c, a);
     auto attend = [&](int32_t t, int32_t n) {
         te_attention_args op = some_tokens(a, t, n);
+        op.half = half.v;
+        op.half_scale = half.scale;
+        op.half_tiles = half.tiles;
+        op.half_words = half.words;
+        op.half_matrices = half.matrices;
         op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
         op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
         op.early = early;

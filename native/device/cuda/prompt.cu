@@ -35,6 +35,10 @@ void halve(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, con
     note(c, c->te->halve(c->d, &op));
 }
 
+bool same_form(const te_cuda_half &a, const te_cuda_half &b) {
+    return a.tiles == b.tiles && a.words == b.words && a.matrices == b.matrices;
+}
+
 /* Room that products with these matrices like best. */
 void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     size_t most = 0;
@@ -72,7 +76,8 @@ bool settle_last(Cuda *c, const te_merge_args *a) {
     return plain;
 }
 
-/* What a side keeps, as matrices of side_type want it, if it can be made with the products' input, or alone. */
+/* What a side keeps, as experts of side_type want it, if it can be made with the products' input, or alone. (A feed-forward
+ * makes its own input.) */
 static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
     const te_norm &n = a->norm, &side = a->side.norm;
     const bool same = n.kind == side.kind && n.w == side.w && n.b == side.b && n.eps == side.eps;
@@ -82,6 +87,7 @@ static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
         return h;
     if (a->n_products && !c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols).tiles) return h;
     h = c->te->half_form(c->d, a->side_type, a->n_tok, a->cols);
+    h.matrices = 0;
     return h.tiles ? half_room(c, HALF_SIDE, a->n_tok, h) : te_cuda_half{};
 }
 
@@ -118,6 +124,8 @@ static void route_scores(Cuda *c, const te_linear_args *a, const te_cuda_half &s
 
 void prefill_linear(Cuda *c, const te_linear_args *a) {
     const te_cuda_half side = side_form(c, a);
+    const bool attended = c->attended && c->half_x == a->x && a->norm.kind == TE_NO_NORM;
+    c->attended = false;
     if ((a->side.keep || a->side.publish) && !side.tiles && ready(c))
         note(c, norm_rows(c->d, a->x, a->ldx, a->n_tok, a->cols, a->side));
     if (side.tiles && !a->n_products && ready(c))
@@ -138,17 +146,30 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         op.n_tok = a->n_tok;
         for (int32_t k = i; k < a->n_products; k++) {
             const te_cuda_half form = c->te->half_form(c->d, a->product[k].w.type, a->n_tok, a->cols);
-            if (form.tiles != op.x.tiles || form.words != op.x.words) continue;
+            if (!same_form(form, op.x)) continue;
             done[k] = true;
             op.product[op.n_products++] = a->product[k];
         }
         (void)gemm_room(c, &op);
         if (!ready(c)) continue;
         const bool both = side.tiles && i == 0;
-        halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x, both ? side : te_cuda_half{},
-              both ? a->side.keep : nullptr);
+        if (!attended || !same_form(c->half, op.x))
+            halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x, both ? side : te_cuda_half{},
+                  both ? a->side.keep : nullptr);
         note(c, c->te->gemm(c->d, &op));
     }
+}
+
+te_cuda_half attention_half(Cuda *c, const te_attention_args *a) {
+    c->attended = false;
+    if (a->n_tok <= TE_CUDA_MAX_TOK || a->next_type < 0 || !c->te->attention_halves(c->d, a)) return {};
+    const te_cuda_half h = half_room(c, HALF_X, a->n_tok, a->n_head * a->n_embd_head, a->next_type);
+    if (!h.matrices) return {}; /* measured with products of these alone */
+    c->half_x = a->out;
+    c->half_norm = nullptr;
+    c->half = h;
+    c->attended = true;
+    return h;
 }
 
 void prefill_attention(Cuda *c, const te_attention_args *a) {
@@ -245,10 +266,16 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     out.product[0].add = a->add ? a->y : nullptr;
     (void)gemm_room(c, &in);
     (void)gemm_room(c, &out);
+    const bool at_once = x.matrices && act.to.matrices && a->gate.w && a->gate.type == a->up.type && !act.mask &&
+                         !a->gate_adapter.a.w && !a->up_adapter.a.w;
+    if (at_once) {
+        in.act = &act;
+        in.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * ((size_t)n_tok + 1));
+    }
     if (ready(c)) note(c, c->te->gemm(c->d, &in));
     adapt(c, a->gate_adapter, false, x, n_tok, const_cast<float *>(act.gate), ld);
     adapt(c, a->up_adapter, false, x, n_tok, const_cast<float *>(act.up), ld);
-    if (ready(c)) note(c, c->te->act(c->d, &act));
+    if (!at_once && ready(c)) note(c, c->te->act(c->d, &act));
     c->last = out;
     if (a->add || a->staged || a->down_adapter.a.w) run_last(c);
     adapt(c, a->down_adapter, true, act.to, n_tok, a->y, (size_t)n_embd);
@@ -278,8 +305,8 @@ te_ffn_args some_neurons(const te_ffn_args *a, int32_t first, int32_t n) {
 /* The input in the form of `to`, which is in HALF_X: made there, unless there is one. */
 static te_cuda_half make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
                               const te_cuda_half &to) {
-    if (c->half_x == x && c->half_norm == norm.w && c->half.words == to.words && c->half.tiles == to.tiles)
-        return c->half;
+    if (c->half_x == x && c->half_norm == norm.w && same_form(c->half, to)) return c->half;
+    c->attended = false;
     c->half_x = x;
     c->half_norm = norm.w;
     c->half = to;
@@ -288,8 +315,10 @@ static te_cuda_half make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok
 }
 
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
-    const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w;
-    te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols, adapted ? -1 : a->up.type);
+    auto form = [&](const te_mat &m) { return c->te->half_form(c->d, m.type, a->n_tok, a->up.cols); };
+    const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w,
+               unlike = a->gate.w && a->gate.type != a->up.type && !same_form(form(a->gate), form(a->up));
+    te_cuda_half x = half_room(c, HALF_X, a->n_tok, a->up.cols, adapted || unlike ? -1 : a->up.type);
     /* Of a layer's several calls the first makes the input. */
     if (!a->add) c->half_x = nullptr;
     x = make_half(c, a->x, a->ldx, a->n_tok, a->up.cols, a->norm, x);
@@ -309,6 +338,7 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     op.of = *a;
     /* Products of few tokens are those of experts with gates, whose input is not weighted. */
     op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.w && !a->on_input ? a->up.type : -1);
+    op.x.matrices = 0;
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
     op.values = (float *)room(
@@ -317,6 +347,7 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     h.ld = (size_t)(op.n_ff_once + 7) / 8 * 8;
     if (op.x.tiles && a->down.w) h = c->te->half_form(c->d, a->down.type, a->n_tok, op.n_ff_once);
     if (h.tiles) h.tiles = (n_routes + 7) / 8; /* of routes */
+    h.matrices = 0;
     if (h.tiles && op.n_ff_once <= TE_CUDA_HIDDEN)
         op.hidden = (float *)room(c, HALF_H, sizeof(float) * floats_of(n_routes, op.n_ff_once));
     else

@@ -1,0 +1,44 @@
+// wide_copies.cuh - copies in bulk into shared memory, and the barriers that say when they are there and when nobody needs
+// them any more. From compute capability 9.0 on.
+#ifndef TE_CUDA_WIDE_COPIES_CUH
+#define TE_CUDA_WIDE_COPIES_CUH
+
+#include "gemm_mma.cuh"
+
+namespace te {
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void bar_init(uint64_t *b, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(n) : "memory");
+}
+__device__ __forceinline__ void bars_ready() { // for copies and other blocks
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void bar_arrive(uint64_t *b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+// Arrives; the barrier then waits for so many bytes, too.
+__device__ __forceinline__ void bar_expect(uint64_t *b, int n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(n_bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bar_wait(uint64_t *b, int parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(shared_address(b)),
+                 "r"(parity)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void *to, const void *from, int n_bytes, uint64_t *b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(n_bytes), "r"(shared_address(b))
+                 : "memory");
+}
+#endif
+
+} // namespace te
+#endif

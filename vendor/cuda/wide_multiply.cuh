@@ -1,0 +1,72 @@
+// wide_multiply.cuh - 64 rows of four warps times eight columns a lane of all tokens, which are in shared memory: wgmma, for
+// kernels that are compiled for Hopper alone (sm_90a).
+//
+// Of a tile of eight tokens that is 512 bytes: four matrices of 8 x 8 F16, with a row for each token. A lane's eight weights
+// of a row are in four words; word j multiplies with matrix j, where lane q of four has word q of each row (wide_place).
+#ifndef TE_CUDA_WIDE_MULTIPLY_CUH
+#define TE_CUDA_WIDE_MULTIPLY_CUH
+
+#include "gemm_mma.cuh"
+
+namespace te {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// How wgmma finds the tokens' values: 128 bytes to the matrix of the next columns, 512 to that of the next tokens.
+__device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(128 >> 4) << 16 | (uint64_t)(512 >> 4) << 32;
+}
+#define WIDE_SUMS_2  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WIDE_SUMS_3  WIDE_SUMS_2 ", %8, %9, %10, %11"
+#define WIDE_SUMS_4  WIDE_SUMS_3 ", %12, %13, %14, %15"
+#define WIDE_SUMS_5  WIDE_SUMS_4 ", %16, %17, %18, %19"
+#define WIDE_SUMS_6  WIDE_SUMS_5 ", %20, %21, %22, %23"
+#define WIDE_SUMS_7  WIDE_SUMS_6 ", %24, %25, %26, %27"
+#define WIDE_SUMS_8  WIDE_SUMS_7 ", %28, %29, %30, %31"
+#define WIDE_TILE(t) "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])
+#define WIDE_TILES_2 WIDE_TILE(0), WIDE_TILE(1)
+#define WIDE_TILES_3 WIDE_TILES_2, WIDE_TILE(2)
+#define WIDE_TILES_4 WIDE_TILES_3, WIDE_TILE(3)
+#define WIDE_TILES_5 WIDE_TILES_4, WIDE_TILE(4)
+#define WIDE_TILES_6 WIDE_TILES_5, WIDE_TILE(5)
+#define WIDE_TILES_7 WIDE_TILES_6, WIDE_TILE(6)
+#define WIDE_TILES_8 WIDE_TILES_7, WIDE_TILE(7)
+// d += A * B; operands a to a + 4: those of A and the descriptor of B.
+#define WIDE_WGMMA(tiles, tokens, a0, a1, a2, a3, b)                                                                   \
+    __device__ __forceinline__ void wide_wgmma(float (&d)[tiles][4], const uint32_t (&a)[4], uint64_t at) {            \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32.f16.f16 {" WIDE_SUMS_##tiles                 \
+                     "}, "                                                                                             \
+                     "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", 1, 1, 1, 0;"                                  \
+                     : WIDE_TILES_##tiles                                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(at));                                           \
+    }
+WIDE_WGMMA(3, 24, 12, 13, 14, 15, 16)
+WIDE_WGMMA(4, 32, 16, 17, 18, 19, 20)
+WIDE_WGMMA(5, 40, 20, 21, 22, 23, 24)
+WIDE_WGMMA(6, 48, 24, 25, 26, 27, 28)
+WIDE_WGMMA(7, 56, 28, 29, 30, 31, 32)
+WIDE_WGMMA(8, 64, 32, 33, 34, 35, 36)
+#endif
+
+// sum += the rows' weights (u of row g, v of row g + 8) times x. Sums and weights may not be touched before group_settle.
+template <int TILES>
+__device__ __forceinline__ void group_multiply(float (&sum)[TILES][4], const uint4 &u, const uint4 &v, const uint4 *x) {
+    uint32_t a0[4] = {u.x, v.x, u.y, v.y}, a1[4] = {u.z, v.z, u.w, v.w};
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#pragma unroll
+    for (int r = 0; r < 4; r++) asm volatile("" : "+r"(a0[r]), "+r"(a1[r])::"memory"); // made in front of the fence
+    const uint64_t at = wide_descriptor(shared_address(x));
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    wide_wgmma(sum, a0, at);
+    wide_wgmma(sum, a1, at + (256 >> 4));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// All multiplications but the last N are done.
+template <int N> __device__ __forceinline__ void group_settle() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+} // namespace te
+#endif

@@ -1,0 +1,32 @@
+// wide_place.cuh - where values of tokens lie for products of 9 to 64 tokens (wide.cuh).
+#ifndef TE_CUDA_WIDE_PLACE_CUH
+#define TE_CUDA_WIDE_PLACE_CUH
+
+#include "te_cuda.h"
+#include "tools.cuh"
+
+namespace te {
+
+// Where value c (a multiple of 4) of token t and the three behind it stand. Of every 32 * words columns lane
+// q of four has the q-th quarter: in unit u its words u and words + u, of four columns each.
+__device__ __forceinline__ size_t wide_place(const te_cuda_half &to, int t, int c) {
+    const int words = to.words, quarter = 8 * words, r = c % quarter, q = c / quarter % 4,
+              u = c / (4 * quarter) * words + r / 4 % words, upper = r / (4 * words);
+    const size_t tile = ((size_t)u * (size_t)to.tiles + (size_t)(t / 8)) * 256;
+    // Two columns of a lane are in one of four matrices, or all eight together.
+    if (to.matrices) return tile + (size_t)(128 * upper + t % 8 * 8 + 2 * q);
+    return tile + (size_t)((t % 8 * 4 + q) * 8 + 4 * upper);
+}
+// The four values, as two words.
+__device__ __forceinline__ void wide_put(const te_cuda_half &to, int t, int c, uint2 v) {
+    uint16_t *p = (uint16_t *)to.v + wide_place(to, t, c);
+    if (!to.matrices) {
+        *(uint2 *)p = v;
+        return;
+    }
+    *(uint32_t *)p = v.x;
+    *(uint32_t *)(p + 64) = v.y;
+}
+
+} // namespace te
+#endif
