@@ -15,12 +15,12 @@ struct expert_case {
 
 // What a merge that the operation does itself gives: the sum of the parts that it leaves without one, which are checked.
 static void check_sum(te_experts_args op, const std::vector<float> &parts, result &partial) {
-    const size_t n_embd = (size_t)op.gate.cols, n_tok = (size_t)op.n_tok, n = n_tok * n_embd, ld = n_embd + 4;
+    const size_t n_embd = (size_t)op.up.cols, n_tok = (size_t)op.n_tok, n = n_tok * n_embd, ld = n_embd + 4;
     const std::vector<float> add = normals(n_tok * ld), bias = normals(n_embd);
     float *const x = device_of(add);
     te_merge_args m = {};
     m.n_tok = op.n_tok;
-    m.cols = op.gate.cols;
+    m.cols = op.up.cols;
     m.bias = device_of(bias);
     m.add = x;
     m.ld_add = m.ldy = ld;

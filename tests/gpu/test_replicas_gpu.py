@@ -7,6 +7,7 @@ asked for.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from tests.native.hybrid import has_second_gpu
 def test_two_replicas_answer_as_one(tmp_path: Path) -> None:
     if not has_second_gpu():
         pytest.skip("there is one GPU")
-    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu"])
+    # Large enough for a plan to expect more of a GPU than of the CPU.
+    large = {"n_layer": 6, "n_embd": 512, "n_head": 8, "n_head_kv": 8, "n_ff": 2048, "predictor": ()}
+    path = models.write_dense(tmp_path / "m.gguf", replace(models.SPECS["llama-relu"], **large))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 320, n).tolist() for n in (5, 9, 30, 70, 100, 12, 8, 40)]
     options: dict[str, Any] = {"n_ctx": 256, "n_parallel": 1, "n_threads": 2, "verbose": False}
