@@ -27,7 +27,7 @@ add_library(powerinfer_cuda SHARED ${cuda_sources} vendor/core/te_status.c vendo
 set(cuda_exports "${PROJECT_BINARY_DIR}/exports_cuda.map")
 file(CONFIGURE OUTPUT "${cuda_exports}" CONTENT "{ global: te_cuda_table; pi_device_cuda; local: *; };\n" @ONLY)
 target_include_directories(powerinfer_cuda PRIVATE vendor)
-if("90a-real" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
     target_compile_definitions(powerinfer_cuda PRIVATE TE_CUDA_WGMMA)
 endif()
 target_compile_options(powerinfer_cuda PRIVATE

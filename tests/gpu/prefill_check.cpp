@@ -301,6 +301,13 @@ static void check_gemm_of_few(int type) {
     check_gemm_case({type, 37, cols, 17, false, true, false, true, false, false, true});
     check_gemm_case({type, 520, odd, 33, false, false, false, true, false, false, true});
     check_gemm_case({type, 520, 4096, 24, false, false, false, true, false, false, true});
+    if (type == TE_Q4_0 || type == TE_Q6_K) { // many rows and columns, and each number of tiles
+        check_gemm_case({type, 6000, 1024, 32, false, true, false, false, false, false, true});
+        check_gemm_case({type, 9000, 1024, 28, false, true, false, false, false, false, true});
+        check_gemm_case({type, 13000, 1024, 41, false, true, false, false, false, false, true});
+        check_gemm_case({type, 40, 14336, 56, false, true, false, false, false, false, true});
+        check_activated(type, TE_SILU, 5632, 1024, 49, 1);
+    }
     for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);
     check_activated(type, TE_RELU, 300, cols, 17, 1);
     check_activated(type, TE_SILU, 1000, odd, 64, 1e6);

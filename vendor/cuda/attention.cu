@@ -419,6 +419,9 @@ static te_status check(te_cuda *d, const te_attention_args *op) {
         return refuse(
             d, te_fail(TE_ARGUMENT, "attention: %d values of %d are rotated", (int)op->n_rot, (int)op->n_embd_head));
     if (op->half && !attention_halves(d, op)) return refuse(d, te_fail(TE_UNSUPPORTED, "attention: no result in F16"));
+    if (op->half && (!op->half_scale || op->half_words < 1 || 8 * op->half_tiles < op->n_tok))
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "attention: %d tiles of F16 for %d tokens", (int)op->half_tiles, (int)op->n_tok));
     const int32_t types[2] = {op->type_k, op->type_v};
     for (int32_t type : types)
         if ((type != TE_F16 && type != TE_F32 && type != TE_BF16 && type != TE_Q8_0) ||

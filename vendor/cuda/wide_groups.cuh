@@ -342,6 +342,8 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
         cluster_arrive();
         cluster_wait();
     }
+#else
+    __trap(); // code for another processor than the one that the host asked for
 #endif
 }
 

@@ -173,6 +173,7 @@ te_cuda_half attention_half(Cuda *c, const te_attention_args *a) {
 }
 
 void prefill_attention(Cuda *c, const te_attention_args *a) {
+    c->attended = false;
     te_attention_args op = *a;
     op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->prompt_attention_floats(c->d, &op));
     if (ready(c)) note(c, c->te->prompt_attention(c->d, &op));
