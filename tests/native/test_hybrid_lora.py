@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from powerinfer import ArgumentError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
-from tests import models, reference, rounding
+from tests import models, reference
 from tests.native.hybrid import (
     ADAPTED,
     ADAPTED_FFN,
@@ -103,7 +103,7 @@ def test_adapters_of_the_feed_forward(tmp_path: Path, name: str, kind: Kind | No
                 plan = place(model, split, sparsity, o["n_batch"])
                 with Session(model, plan=plan, device="host", **o) as s:
                     rows = drive(s, IDS)
-                int8 = bool(kind) and not rounding.INT8_Q8_0  # one side's activations are integers
+                int8 = bool(kind)  # integers, at least on one side; a last bit can turn one
                 assert beyond_rounding(cpu, rows, model.info.n_layer, int8=int8) < 1, split
                 assert beyond_rounding(cpu, plain, model.info.n_layer, int8=int8) > 5, split
                 shown = np.stack(rows[:8:2])
