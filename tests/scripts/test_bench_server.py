@@ -26,7 +26,8 @@ def test_what_is_measured() -> None:
         if row["answers"] and row["hostile"]["cancelled"]:
             break
     assert row["clients"] == 2 and row["wrong"] == [] and set(row["statuses"]) == {"200"}
-    assert 0 < row["tokens_per_s"] <= 4 * row["answers"] / seconds
+    # Two answers may have begun before the time that counts, and two end behind it.
+    assert 0 < row["tokens_per_s"] <= 4 * (row["answers"] + 4) / seconds
     for name in ("first_ms", "between_ms"):
         assert 0 < row[name][0] <= row[name][1]
     assert row["hostile"]["cancelled"] > 0 and said["machine"]["cores"] > 0
