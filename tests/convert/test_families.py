@@ -97,6 +97,8 @@ def config_of(name: str, **values: Any) -> Settings:
         ("gemma3", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar is 64"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("afmoe", {"mup_enabled": False}, "mup_enabled"),
+        ("gemma3n", {"intermediate_size": [160, 96, 160, 160, 160]}, "different intermediate_size"),
+        ("gemma3n", {"altup_correct_scale": False}, "altup_correct_scale"),
         ("ernie4_5-moe", {"moe_layer_interval": 2}, "layers without experts"),
         ("llama4", {"use_qk_norm": False}, "use_qk_norm"),
         ("llama4", {"no_rope_layers": [1, 1, 1, 1]}, "each fourth"),
@@ -142,6 +144,9 @@ def test_what_is_not_run(name: str, values: dict[str, Any], says: str) -> None:
         ("llama4", {"layer_types": [None]}, "a list of texts"),
         ("smollm3", {"layer_types": True}, "a list of texts"),
         ("gemma4", {"layer_types": ["sliding_attention"] * 6}, "some layers have full_attention"),
+        ("gemma3n", {"activation_sparsity_pattern": [0.95, 1.0, 0, 0, 0]}, "a list of 5 numbers from 0"),
+        ("gemma3n", {"activation_sparsity_pattern": [0.95]}, "a list of 5 numbers from 0"),
+        ("gemma3n", {"intermediate_size": [160.0] * 5}, "a whole number, or a list"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, "full_attn_idxs"),
         ("hunyuan-moe", {"moe_topk": [2, 3]}, "moe_topk"),
     ],
@@ -161,7 +166,7 @@ _SAY_NOTHING = r"""
     |attention_bias|use_(qkv_|conv_|expert_)?bias|mamba_conv_bias|attention_k_eq_v|.*_multiplier
     |use_double_wide_mlp|num_nextn_predict_layers|max_window_layers
     |_?sliding_window(_pattern)?|original_max_position_embeddings|(mamba_)?expand|mamba_d_ssm|qk_head_dim
-    |block_(ffn_dim_multiplier|multiple_of)|mamba_norm_before_gate
+    |block_(ffn_dim_multiplier|multiple_of)|mamba_norm_before_gate|altup_coef_clip|laurel_rank
 """
 
 
@@ -405,6 +410,39 @@ def test_a_model_that_sees(tmp_path: Path) -> None:
         assert done.left_out == ("model.vision_tower.x.weight",) and "left out" in done.notes[0]
         rows = logits(tmp_path / "out.gguf", golden.prompt[:20])
         assert reference.relative_error(rows, golden.logits[:20]) < TOLERANCE
+
+
+def test_a_gemma3n_that_sees_and_hears(tmp_path: Path) -> None:
+    """It has more tokens than embeddings per layer; those without have the first one's."""
+    golden, per_layer = checkpoints.golden("gemma3n"), "model.embed_tokens_per_layer.weight"
+    text = {k: v for k, v in published.configs()["gemma3n"].items() if k != "architectures"}
+    ids = golden.prompt[:20]
+    n, left_out = int(ids.max()) + 1, ("model.audio_tower.x.weight", "model.embed_vision.x.weight")
+
+    def renamed(w: dict[str, Any]) -> dict[str, Any]:
+        w = w | {per_layer: w[per_layer][:n]}
+        out = {name.replace("model.", "model.language_model.", 1): value for name, value in w.items()}
+        return out | {name: np.ones((2, 2), np.float32) for name in left_out}
+
+    folder = published.write_folder(tmp_path / "hf", "gemma3n", change=renamed)
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}
+    text |= {"vocab_size_per_layer_input": n}
+    folders.write_json(folder / "config.json", config | {"text_config": text, "tie_word_embeddings": False})
+    done = convert(folder, tmp_path / "out.gguf")
+    assert sorted(done.left_out) == sorted(left_out)
+    rows = logits(tmp_path / "out.gguf", ids)
+    assert reference.relative_error(rows, golden.logits[:20]) < TOLERANCE
+    table = reference.load(tmp_path / "out.gguf")["per_layer_token_embd.weight"]
+    assert len(table) == text["vocab_size"] > n
+    np.testing.assert_array_equal(table[n:], np.broadcast_to(table[:1], table[n:].shape))
+
+
+def test_projections_of_streams_that_are_missing(tmp_path: Path) -> None:
+    def without(w: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in w.items() if name != "model.altup_projections.1.weight"}
+
+    folder = published.write_folder(tmp_path / "hf", "gemma3n", change=without)
+    refused(folder, tmp_path / "out.gguf", "what becomes altup_proj.weight, projection 1 is missing")
 
 
 def test_gpt2_without_a_prefix(tmp_path: Path) -> None:
