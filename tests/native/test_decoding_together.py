@@ -119,6 +119,23 @@ def test_fewer_and_more(tmp_path: Path, n: int) -> None:
     check(models.write_dense(tmp_path / "m.gguf", WIDE), "exact", 2, n)
 
 
+def test_beside_the_ends_of_many_prompts(tmp_path: Path) -> None:
+    """More rows of logits than are taken as rows when nobody decodes."""
+    rng = np.random.default_rng(4)
+    n = 40
+    with (
+        Model(models.write_dense(tmp_path / "m.gguf", WIDE)) as model,
+        Session(model, n_ctx=1024, n_pool=64 * 64, n_seq=n + 2, n_threads=2, sparsity="exact") as s,
+    ):
+        s.feed(tokens(rng, 10), seq=0)
+        s.copy(1, 0)
+        prompts = [q for q in range(2, n + 2) for _ in range(2)]
+        s.feed([5, *tokens(rng, 2 * n)], seq=[0, *prompts], want_logits=[True, *[False, True] * n])
+        together = s.logits(0).tobytes()
+        s.feed([5], seq=1)
+        assert s.logits().tobytes() == together
+
+
 @pytest.mark.parametrize("name", ["llama-linear", "qwen3moe", "deepseek2-v3", "qwen35"])
 def test_256_sequences(tmp_path: Path, name: str) -> None:
     """One token of each, some steps; four of them alone."""
@@ -138,20 +155,3 @@ def test_256_sequences(tmp_path: Path, name: str) -> None:
             for i, q in enumerate(few):
                 alone.feed([ids[q]], seq=i)
                 assert alone.logits().tobytes() == together[i], q
-
-
-def test_beside_the_ends_of_many_prompts(tmp_path: Path) -> None:
-    """More rows of logits than are taken as rows when nobody decodes."""
-    rng = np.random.default_rng(4)
-    n = 40
-    with (
-        Model(models.write_dense(tmp_path / "m.gguf", WIDE)) as model,
-        Session(model, n_ctx=1024, n_pool=64 * 64, n_seq=n + 2, n_threads=2, sparsity="exact") as s,
-    ):
-        s.feed(tokens(rng, 10), seq=0)
-        s.copy(1, 0)
-        prompts = [q for q in range(2, n + 2) for _ in range(2)]
-        s.feed([5, *tokens(rng, 2 * n)], seq=[0, *prompts], want_logits=[True, *[False, True] * n])
-        together = s.logits(0).tobytes()
-        s.feed([5], seq=1)
-        assert s.logits().tobytes() == together
