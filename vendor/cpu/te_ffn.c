@@ -178,10 +178,96 @@ void te_pass_begin(te_pass *p, const te_member *me) {
     p->down.value = me->queue + TE_QUEUE_ROOM;
 }
 
+/* ---- one token without gates: all of up is read ---- */
+
+/* Neurons of a segment that fired. */
+enum { SEGMENT = 1024 };
+typedef struct fired_list {
+    int32_t n, id[SEGMENT];
+    float h[SEGMENT];
+} fired_list;
+
+static te_ahead fired_group(const te_mat *m, const fired_list *l, int32_t at, int32_t group) {
+    const int32_t n = l->n - at < group ? l->n - at : group;
+    return n > 0 ? (te_ahead){m, {l->id + at, 0, n}} : (te_ahead){0};
+}
+
+/* The up products of a segment, and which of its neurons fired. Beside its last rows, those of down that come next are
+ * fetched. */
+static void up_segment(te_pass *p, te_rows rows, const fired_list *next, fired_list *fired) {
+    const te_ffn *f = p->f;
+    const te_row_kernels *k = te_rows_of(p->ws, &f->up);
+    const te_ahead none = {0};
+    float u[SEGMENT];
+    const int32_t last = next->n == 0 || rows.n < p->group ? 0 : p->group, most = rows.n - last;
+    p->counts->listed += rows.n;
+    count_rows(p, &f->up, rows.n);
+    if (most) k->dot(&f->up, te_rows_part(rows, 0, most), none, p->act[1], u);
+    if (last)
+        k->dot(&f->up, te_rows_part(rows, most, rows.n), fired_group(&f->down, next, 0, p->group), p->act[1], u + most);
+    for (int32_t i = 0; i < rows.n; i++) {
+        const int32_t id = te_row_at(rows, i);
+        u[i] += added(p, p->io->up_add, 0, id) + (f->up_bias ? f->up_bias[id] : 0.0f);
+    }
+    p->ws->k->glu(f->act, f->threshold, NULL, u, rows.n, u);
+    fired->n = 0;
+    for (int32_t i = 0; i < rows.n; i++) {
+        const int32_t id = te_row_at(rows, i);
+        if (p->hidden) put_hidden(p, 0, id, u[i]);
+        fired->id[fired->n] = id;
+        fired->h[fired->n] = p->weight ? p->weight[0] * u[i] : u[i];
+        fired->n += u[i] != 0;
+        if (p->io->fired) p->io->fired[id] += u[i] != 0;
+    }
+    p->counts->computed += fired->n;
+    p->counts->fired += fired->n;
+}
+
+static void down_fired(te_pass *p, const fired_list *l) {
+    const te_mat *down = &p->f->down;
+    count_rows(p, down, l->n);
+    for (int32_t i = 0; i < l->n; i += p->group) {
+        const te_ahead own = fired_group(down, l, i, p->group);
+        te_rows_of(p->ws, down)->axpy(down, own.rows, fired_group(down, l, i + p->group, p->group), l->h + i, p->sums);
+    }
+}
+
+static void fetch_rows(te_ahead some) {
+    for (int32_t i = 0; i < some.rows.n; i++) {
+        const char *row = (const char *)some.m->w + some.m->stride * (size_t)te_row_at(some.rows, i);
+        const size_t n_bytes = te_row_bytes(some.m->type, some.m->cols);
+        for (size_t c = 0; c < n_bytes; c += 64) __builtin_prefetch(row + c, 0, 2);
+    }
+}
+
+/* Whether all neurons are to be looked at by their up rows, for one token. */
+static bool is_stream(const te_pass *p, te_rows rows) {
+    return p->n_tok == 1 && p->skip && !p->f->gate.w && p->f->down.w && !rows.row &&
+           (p->only || (!p->io->tokens && !p->io->mask));
+}
+/* Then rows of up are read as a dense layer reads them, in one stream, and those of down between segments. AFM-4.5B's
+ * shape, Q4_0, 10 % active, two threads of a Zen 5 that read 74 GB/s: in groups 50 GB/s, in segments of 64 rows 51, of 256
+ * 60, of 1024 66. */
+static void stream_neurons(te_pass *p, te_rows rows, int32_t lo, int32_t hi) {
+    fired_list fired[2];
+    fired[1].n = 0;
+    int32_t turn = 0;
+    for (int32_t i = lo; i < hi; i += SEGMENT, turn ^= 1) {
+        up_segment(p, te_rows_part(rows, i, hi - i < SEGMENT ? hi : i + SEGMENT), &fired[!turn], &fired[turn]);
+        down_fired(p, &fired[!turn]);
+    }
+    fetch_rows(fired_group(&p->f->down, &fired[!turn], 0, p->group));
+    down_fired(p, &fired[!turn]);
+}
+
 void te_pass_neurons(te_pass *p, te_rows rows, int32_t lo, int32_t hi) {
     const te_ffn *f = p->f;
     const te_mat *first = f->gate.w ? &f->gate : &f->up;
     const int32_t group = p->group;
+    if (is_stream(p, rows)) {
+        stream_neurons(p, rows, lo, hi);
+        return;
+    }
     for (int32_t i = lo; i < hi || p->gated.n || p->down.n; i += group) {
         const int32_t fresh = hi - i > group ? group : hi - i > 0 ? hi - i : 0;
         const int32_t n_up = ready(p, &p->gated, fresh == 0), n_down = ready(p, &p->down, fresh == 0 && n_up == 0);
