@@ -26,13 +26,10 @@ template <class V> struct q4_0_tile {
     typedef float sums[PASS][L][ROWS];
 
     // n blocks of L rows from byte `at` on, which are the lanes of register g.
-    __attribute__((noinline, flatten)) static void unpack(const uint8_t *const *row, const uint8_t *const *next,
-                                                          size_t at, int n, int g, unpacked &w) {
+    __attribute__((noinline, flatten)) static void unpack(const uint8_t *const *row, size_t at, int n, int g,
+                                                          unpacked &w) {
         const uint8_t *p[L]; // in registers
-        TE_EACH_ROW(L) {
-            p[r] = row[r] + at;
-            prefetch<L * block_bytes>(next[r] + at);
-        }
+        TE_EACH_ROW(L) p[r] = row[r] + at;
         for (int b = 0; b < n; b++) {
             i32 q[8];
             V::q4_0_tile(p, q, &w.d[b][g * L]);
@@ -68,14 +65,17 @@ template <class V> struct q4_0_tile {
             }
         }
     }
-    // sum += n blocks times T tokens'; at: of their act.
+    // sum += n blocks times T tokens'; at: of their act. next: where the chunk is of which two rows are fetched beside each
+    // block.
     template <int T>
     __attribute__((noinline, flatten)) static void blocks(const unpacked &w, int n, const char *const *who, size_t at,
-                                                          float (*sum)[L][ROWS]) {
+                                                          float (*sum)[L][ROWS], const uint8_t *const *next,
+                                                          size_t at_next) {
         const char *acts[T];
         TE_EACH(T) acts[t] = who[t] + at;
         for (int b = 0; b < n; b++) {
             const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
+            if (next) TE_EACH_ROW(G) prefetch<L * block_bytes>(next[G * b + r] + at_next);
             const f32 scale[G] = {V::load_f16(w.d[b]), V::load_f16(w.d[b] + L)};
             tile<T>(w.q[b], scale, acts, offsetof(act, q) + (size_t)(8 * L * i + 16 * j),
                     sizeof(int32_t) * (size_t)lane, sum[0][lane]);
@@ -88,21 +88,24 @@ template <class V> struct q4_0_tile {
         for (int32_t c = 0; c < cols; c += chunk) {
             const int n = cols - c < chunk ? (cols - c) / 32 : L;
             const size_t at = (size_t)(c / 32) * block_bytes, at_act = (size_t)(c / chunk) * sizeof(act);
-            for (int g = 0; g < G; g++) unpack(p.row + g * L, (fetch ? p.next : p.row) + g * L, at, n, g, w);
-            for (int t = 0; t < who.n; t += ABREAST) {
+            for (int g = 0; g < G; g++) unpack(p.row + g * L, at, n, g, w);
+            for (int t = 0, some; t < who.n; t += some) {
+                const int left = who.n - t; // a tile of one token is slow
+                some = left < ABREAST ? left : left == ABREAST + 1 ? ABREAST - 1 : ABREAST;
                 const char *const *acts = who.act + t;
-                switch (who.n - t) {
+                const uint8_t *const *next = fetch && t == 0 ? p.next : nullptr;
+                switch (some) {
                 case 1:
-                    blocks<1>(w, n, acts, at_act, sum + t);
+                    blocks<1>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 case 2:
-                    blocks<2>(w, n, acts, at_act, sum + t);
+                    blocks<2>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 case 3:
-                    blocks<3>(w, n, acts, at_act, sum + t);
+                    blocks<3>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 default:
-                    blocks<ABREAST>(w, n, acts, at_act, sum + t);
+                    blocks<ABREAST>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 }
             }
