@@ -119,6 +119,13 @@ def test_fewer_and_more(tmp_path: Path, n: int) -> None:
     check(models.write_dense(tmp_path / "m.gguf", WIDE), "exact", 2, n)
 
 
+@pytest.mark.parametrize("n", [32, 40])
+def test_many_in_parts_and_masked(tmp_path: Path, n: int) -> None:
+    """32 are taken together, whose positions are cut into parts and who want different neurons."""
+    path = models.write_sparse(tmp_path / "m.gguf", GROUPS, models.draw_predictor(GROUPS), kind=Kind.Q4_0)
+    check(path, "predicted", 3, n)
+
+
 def test_beside_the_ends_of_many_prompts(tmp_path: Path) -> None:
     """More rows of logits than are taken as rows when nobody decodes."""
     rng = np.random.default_rng(4)
