@@ -37,6 +37,7 @@ from .drafting import Drafter
 from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
+from .rounds import Given, Rounds, give, limits_of
 from .scheduler_stats import RequestTimes
 from .session import Session
 from .speculation import free_guesses, take_guesses
@@ -87,7 +88,8 @@ class Engine:
         """Notified when a request comes or is cancelled, and when the engine is closed."""
         self._waiting: deque[Request] = deque()  # with the lock
         self._running: list[Request] = []  # of who steps; others read its length
-        self._chosen: list[tuple[Request, int, bool]] = []  # not given yet
+        self._chosen: list[Given] = []  # not given yet
+        self._rounds: Rounds | None = None  # with the lock: those that may be under way
         self._n_guesses = self._n_guesses_given = n_guesses
         self.is_closing = False
         """No new requests are taken."""
@@ -100,8 +102,12 @@ class Engine:
         """Tokens: prompt, reused, computed, generated; read, of prompts; drafted, and of those accepted. And
         requests preempted."""
         self.times = RequestTimes()
-        self.saw: Callable[[Session], object] | None = None
-        """Called after each step of one generated token."""
+        self.saw: Callable[[Session], bool] | None = None
+        """Called after each step of one generated token; whether it wants to see the next one, too. If not it
+        is called now and then."""
+        self._sees_each = True
+        self.begin_rounds: Callable[[Rounds], object] | None = None
+        """What has another thread call give() of rounds that begin; None: there are none."""
 
     # -- what any thread may call
 
@@ -135,6 +141,8 @@ class Engine:
                     f"{len(self._running)} requests are under way and {len(self._waiting)} are waiting"
                 )
             self._waiting.append(request)
+            if self._rounds is not None and len(self._running) < self.max_running:
+                self._rounds.stop()
             self.changed.notify_all()
 
     def cancel(self, stream: Stream) -> None:
@@ -146,6 +154,8 @@ class Engine:
             request = next((request for request in self._waiting if request.stream is stream), None)
             if request is not None:
                 self._waiting.remove(request)
+            elif self._rounds is not None:
+                self._rounds.stop()
             self.changed.notify_all()
         if request is not None:
             self._end(request, "cancelled")
@@ -159,6 +169,8 @@ class Engine:
             self.is_closing = True
             waiting = list(self._waiting)
             self._waiting.clear()
+            if self._rounds is not None:
+                self._rounds.stop()
             self.changed.notify_all()
         for request in waiting:
             self._end(request, "error", ClosedError("the model is closed"))
@@ -167,6 +179,10 @@ class Engine:
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
+        if self.begin_rounds is not None:
+            if self._go_on(self.begin_rounds):
+                return
+            self._give()
         request = self._alone()
         if request is not None and self._step_alone(request):
             return
@@ -303,6 +319,7 @@ class Engine:
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         self.session = self.cache.session = session
+        self._sees_each = True
         self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again
         self.n_feeds += 1
         for sequence in self.cache.all[1:]:
@@ -339,8 +356,7 @@ class Engine:
         self._pace.saw(0, 1, time.monotonic() - begin)
         sequence.n = at + 1
         sequence.row = self.n_feeds, 0
-        if self.saw is not None:
-            self.saw(self.session)
+        self._see()
         self.totals["steps"] += 1
         self.totals["computed"] += 1
         if error is not None:
@@ -351,6 +367,62 @@ class Engine:
         if reason is not None:
             self._over(request, reason)
         return True
+
+    def _see(self) -> None:
+        """A step of one generated token is done."""
+        if self.saw is not None:
+            self._sees_each = self.saw(self.session)
+
+    def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
+        """Rounds of all that are under way; False if there can be none."""
+        running = self._running
+        limits = limits_of(running, self.n_ctx)
+        if limits is None or (len(running) == 1 and self.saw is not None and self._sees_each):
+            return False
+        with self.changed:
+            has_room = len(running) < self.max_running
+            if (self._waiting and has_room) or self.is_closing:
+                return False
+            if any(request.stream.is_cancelled for request in running):
+                return False
+            limits = limits.before(request.deadline for request in self._waiting)
+            rounds = Rounds(running, limits, self._chosen, self.totals, self.times)
+            self._rounds = rounds
+        self._chosen = []
+        begin = time.monotonic()
+        try:
+            error = rounds.run(self.session, begin_rounds)
+        finally:
+            with self.changed:
+                self._rounds = None
+        n_rounds = len(rounds.chosen)
+        if n_rounds:
+            self.n_feeds += 1
+            self._pace.saw(0, len(running), (time.monotonic() - begin) / n_rounds)
+            self._went_on(rounds)
+        if error is not None and not isinstance(error, ContextError):
+            raise error
+        return n_rounds > 0
+
+    def _went_on(self, rounds: Rounds) -> None:
+        """Notes what rounds have chosen. Somebody may be over with what the last one has."""
+        n_rounds, n_given = len(rounds.chosen), rounds.n_given
+        if n_given < n_rounds:
+            self.totals.update(steps=1, computed=len(rounds.requests))
+        for i, request in enumerate(rounds.requests):
+            assert request.sequence is not None
+            request.sequence.n += n_rounds
+            request.sequence.row = self.n_feeds, i
+            request.went_on(rounds.chosen[:n_given, i])
+        if len(rounds.requests) == 1:
+            self._see()
+        for i, request in enumerate(rounds.requests if n_given < n_rounds else ()):
+            token = int(rounds.chosen[-1, i])
+            if token >= 0:
+                self._took(request, token)
+            else:
+                request.rows = [i]
+                self._choose(request)
 
     def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """A request that was under way is over."""
@@ -505,8 +577,8 @@ class Engine:
         parts, batch, chosen = self._feed(parts)
         if not parts:
             return
-        if self.saw is not None and len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
-            self.saw(self.session)
+        if len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
+            self._see()
         n_computed = n_read = 0
         for (request, n), end in zip(parts, batch.ends, strict=True):
             sequence = request.sequence
@@ -633,10 +705,7 @@ class Engine:
         Who wakes up wants Python's lock, and would have it at the next call of the engine."""
         if not self._chosen:
             return
-        now = time.monotonic()
-        self.times.given([request for request, _, _ in self._chosen], now)
-        for request, token, is_end in self._chosen:
-            request.stream.put(token, is_end, now)
+        give(self._chosen, self.times)
         self._chosen.clear()
 
     def _choose(self, request: Request) -> None:

@@ -242,6 +242,12 @@ class Request:
         self.left_to_give -= 1
         return "stop" if self.choice.is_last(token) else "length" if not self.left_to_give else None
 
+    def went_on(self, tokens: Ids) -> None:
+        """These were chosen, none of which is the last."""
+        self.ids[self.n : self.n + tokens.size] = tokens
+        self.n += tokens.size
+        self.left_to_give -= tokens.size
+
     @property
     def room_for_guesses(self) -> int:
         """The token after them needs some too."""

@@ -177,23 +177,6 @@ def test_what_generates_stands_behind_prompts(make: MakeScheduler, monkeypatch: 
     assert any(0 < sum(fed) < len(fed) for fed in kinds)
 
 
-def test_alone_a_token_is_one_call_of_the_session(
-    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where there is a deadline, as every request of the server has."""
-    scheduler, calls, call = make(), [], Session.next
-
-    def recorded(self: Session, *args: Any, **options: Any) -> int:
-        calls.append(1)
-        return call(self, *args, **options)
-
-    monkeypatch.setattr(Session, "next", recorded)
-    stream = scheduler.submit(prompt(9), choice(), limit=8, deadline=time.monotonic() + 600)
-    assert len(list(stream)) == 8 and len(calls) == 7
-    late = scheduler.submit(prompt(9), choice(), deadline=time.monotonic() - 1)
-    assert not list(late) and late.reason == "time"
-
-
 def test_alone_a_prompt_is_read_at_once(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make(prompt_part=16)
     feeds = record(scheduler, monkeypatch)
