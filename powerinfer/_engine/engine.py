@@ -476,6 +476,7 @@ class Engine:
             return
         with self.changed:
             candidates = list(self._waiting)
+        n_free = self.session.info.n_blocks_free  # asked once: others have Python's lock after each call
         for request in candidates:
             if len(self._running) >= self.max_running:
                 return
@@ -493,9 +494,11 @@ class Engine:
             need = blocks(request.n) - n // KV_BLOCK + len(self._running)
             if request.is_text:  # several texts of one call: those before it are not all computed yet
                 need += sum(blocks(own.n) - blocks(own.n - own.left) for own in self._running)
-            while self.session.info.n_blocks_free < need and self.cache.evict(keep=source):
-                pass
-            if self._running and self.session.info.n_blocks_free < need:
+            if n_free < need:  # what others gave up meanwhile counts
+                n_free = self.session.info.n_blocks_free
+            while n_free < need and self.cache.evict(keep=source):
+                n_free = self.session.info.n_blocks_free
+            if self._running and n_free < need:
                 return
             branch = 0 if request.is_text else self.cache.branch(ids)
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
