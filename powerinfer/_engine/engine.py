@@ -14,36 +14,29 @@ youngest generation waits and is computed again later.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
-from ..errors import (
-    ArgumentError,
-    BusyError,
-    ClosedError,
-    ContextError,
-    PowerInferError,
-    UnsupportedError,
-)
+from ..errors import ArgumentError, ClosedError, ContextError, PowerInferError, UnsupportedError
 from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
-from .drafting import Drafter
+from .one_call import OneCall
 from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
-from .rounds import Given, Rounds, give, limits_of
+from .request_queue import RequestQueue
+from .rounds import Given, give
 from .scheduler_stats import RequestTimes
 from .session import Session
-from .speculation import free_guesses, take_guesses
+from .speculation import free_guesses, show_heads, take_guesses
 
 
-class Engine:
+class Engine(OneCall):
     """The requests of one session. Any thread may call add(), cancel(), check() and close(); the others are
     for one thread at a time."""
 
@@ -74,26 +67,20 @@ class Engine:
         self.n_ctx = info.n_ctx
         self._n_batch = info.n_batch
         self._n_seq = info.n_seq if n_seq is None else n_seq
-        self.max_running = max_running or max(self._n_seq // 2, 1)
-        if not 1 <= self.max_running <= self._n_seq:
+        most = max_running or max(self._n_seq // 2, 1)
+        if not 1 <= most <= self._n_seq:
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
         if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
-        self.max_waiting = max_waiting
         self._pace = Pace(prompt_part)
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
-        self.changed = threading.Condition()
-        """Notified when a request comes or is cancelled, and when the engine is closed."""
-        self._waiting: deque[Request] = deque()  # with the lock
-        self._running: list[Request] = []  # of who steps; others read its length
+        self.queue = RequestQueue(most, max_waiting)
+        self.changed = self.queue.changed
+        self._running = self.queue.running
         self._chosen: list[Given] = []  # not given yet
-        self._rounds: Rounds | None = None  # with the lock: those that may be under way
         self._n_guesses = self._n_guesses_given = n_guesses
-        self.is_closing = False
-        """No new requests are taken."""
-        self._ends_at = 0.0
         self.n_feeds = 0
         """Batches computed so far; the last one's logits are what the session has."""
         self.ended: Counter[str] = Counter()
@@ -102,30 +89,23 @@ class Engine:
         """Tokens: prompt, reused, computed, generated; read, of prompts; drafted, and of those accepted. And
         requests preempted."""
         self.times = RequestTimes()
-        self.saw: Callable[[Session], bool] | None = None
-        """Called after each step of one generated token; whether it wants to see the next one, too. If not it
-        is called now and then."""
-        self._sees_each = True
-        self.begin_rounds: Callable[[Rounds], object] | None = None
-        """What has another thread call give() of rounds that begin; None: there are none."""
 
     # -- what any thread may call
 
     @property
     def n_requests(self) -> tuple[int, int]:
         """Requests under way, and those that wait for a place."""
-        return len(self._running), len(self._waiting)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether add() takes another request at the moment."""
-        free = max(self.max_running - len(self._running), 0)
-        return self.max_waiting is None or len(self._waiting) < self.max_waiting + free
+        return len(self._running), len(self.queue.waiting)
 
     @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self._running or self._waiting)
+        return bool(self._running or self.queue.waiting)
+
+    @property
+    def is_closing(self) -> bool:
+        """No new requests are taken."""
+        return self.queue.is_closing
 
     def check(self, ids: Ids) -> None:
         """Raises ArgumentError or ContextError for a prompt that cannot be computed."""
@@ -133,58 +113,25 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
-        with self.changed:
-            if self.is_closing:
-                raise ClosedError("the model is closed")
-            if not self.has_room:
-                raise BusyError(
-                    f"{len(self._running)} requests are under way and {len(self._waiting)} are waiting"
-                )
-            self._waiting.append(request)
-            if self._rounds is not None and len(self._running) < self.max_running:
-                self._rounds.stop()
-            self.changed.notify_all()
+        self.queue.add(request)
 
     def cancel(self, stream: Stream) -> None:
         """Ends a request before the next step; does nothing after its end."""
-        with self.changed:
-            if stream.reason is not None:
-                return
-            stream.is_cancelled = True
-            request = next((request for request in self._waiting if request.stream is stream), None)
-            if request is not None:
-                self._waiting.remove(request)
-            elif self._rounds is not None:
-                self._rounds.stop()
-            self.changed.notify_all()
+        request = self.queue.cancel(stream)
         if request is not None:
             self._end(request, "cancelled")
 
     def close(self, *, grace_s: float = 0.0) -> None:
         """Takes no more requests. Those that wait end with ClosedError at once, those under way in the first
         step after grace_s seconds."""
-        with self.changed:
-            if not self.is_closing or time.monotonic() + grace_s < self._ends_at:
-                self._ends_at = time.monotonic() + grace_s
-            self.is_closing = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            if self._rounds is not None:
-                self._rounds.stop()
-            self.changed.notify_all()
-        for request in waiting:
+        for request in self.queue.close(grace_s):
             self._end(request, "error", ClosedError("the model is closed"))
 
     # -- what one thread at a time may call
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
-        if self.begin_rounds is not None:
-            if self._go_on(self.begin_rounds):
-                return
-            self._give()
-        request = self._alone()
-        if request is not None and self._step_alone(request):
+        if self._made_one_call():
             return
         self._leave()
         self._admit()
@@ -208,7 +155,7 @@ class Engine:
         try:
             sequence = request.sequence
             is_held = sequence is not None and self.session.length(sequence.number) == sequence.n
-            if not is_held and stream.reason is None and request not in self._waiting:
+            if not is_held and stream.reason is None and request not in self.queue.waiting:
                 self.suspend()
                 self.add(request)
             while stream.reason is None and not stream.has_more:
@@ -275,8 +222,7 @@ class Engine:
         """After a step that was interrupted, or failed: nothing is under way, and what sequences hold is what
         the session says."""
         with self.changed:
-            requests = [*self._running, *self._waiting]
-            self._waiting.clear()
+            requests = [*self._running, *self.queue.take_waiting()]
             self._running.clear()
         for request in requests:
             request.sequence = None
@@ -285,10 +231,7 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Ends everything that is under way or waits with this error, and forgets what sequences hold."""
-        with self.changed:
-            requests = [*self._running, *self._waiting]
-            self._waiting.clear()
-        for request in requests:
+        for request in [*self._running, *self.queue.take_waiting()]:
             request.sequence = None
             self._finish(request, "error", error)
         self.cache.drop_all()
@@ -327,103 +270,6 @@ class Engine:
 
     # -- a step's parts
 
-    def _alone(self) -> Request | None:
-        """The only request, if all that the step has to do is to compute its next token."""
-        if len(self._running) != 1 or self._waiting or self.is_closing:
-            return None
-        request = self._running[0]
-        is_late = request.deadline is not None and time.monotonic() >= request.deadline
-        is_over = request.stream.is_cancelled or is_late or request.over is not None
-        is_next = request.is_plain and request.left == 1 and request.n <= self.n_ctx
-        return request if is_next and not is_over else None
-
-    def _step_alone(self, request: Request) -> bool:
-        """A step of this one in a single call of the session; False where there is no room for it."""
-        sequence, choice = request.sequence, request.choice
-        assert sequence is not None and choice is not None
-        at = sequence.n
-        sequence.n_coming, sequence.row = at + 1, None
-        self.n_feeds += 1
-        error, begin = None, time.monotonic()
-        try:
-            token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
-        except PowerInferError as failed:
-            if self.session.length(sequence.number) == at:  # it was not the choice
-                if isinstance(failed, ContextError):
-                    return False
-                raise
-            error = failed
-        self._pace.saw(0, 1, time.monotonic() - begin)
-        sequence.n = at + 1
-        sequence.row = self.n_feeds, 0
-        self._see()
-        self.totals["steps"] += 1
-        self.totals["computed"] += 1
-        if error is not None:
-            self._finish(request, "error", error)
-            return True
-        reason = self._chosen_token(request, token, request.append_chosen(token))
-        self._give()
-        if reason is not None:
-            self._over(request, reason)
-        return True
-
-    def _see(self) -> None:
-        """A step of one generated token is done."""
-        if self.saw is not None:
-            self._sees_each = self.saw(self.session)
-
-    def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
-        """Rounds of all that are under way; False if there can be none."""
-        running = self._running
-        limits = limits_of(running, self.n_ctx)
-        if limits is None or (len(running) == 1 and self.saw is not None and self._sees_each):
-            return False
-        with self.changed:
-            has_room = len(running) < self.max_running
-            if (self._waiting and has_room) or self.is_closing:
-                return False
-            if any(request.stream.is_cancelled for request in running):
-                return False
-            limits = limits.before(request.deadline for request in self._waiting)
-            rounds = Rounds(running, limits, self._chosen, self.totals, self.times)
-            self._rounds = rounds
-        self._chosen = []
-        begin = time.monotonic()
-        try:
-            error = rounds.run(self.session, begin_rounds)
-        finally:
-            with self.changed:
-                self._rounds = None
-        n_rounds = len(rounds.chosen)
-        if n_rounds:
-            self.n_feeds += 1
-            self._pace.saw(0, len(running), (time.monotonic() - begin) / n_rounds)
-            self._went_on(rounds)
-        if error is not None and not isinstance(error, ContextError):
-            raise error
-        return n_rounds > 0
-
-    def _went_on(self, rounds: Rounds) -> None:
-        """Notes what rounds have chosen. Somebody may be over with what the last one has."""
-        n_rounds, n_given = len(rounds.chosen), rounds.n_given
-        if n_given < n_rounds:
-            self.totals.update(steps=1, computed=len(rounds.requests))
-        for i, request in enumerate(rounds.requests):
-            assert request.sequence is not None
-            request.sequence.n += n_rounds
-            request.sequence.row = self.n_feeds, i
-            request.went_on(rounds.chosen[:n_given, i])
-        if len(rounds.requests) == 1:
-            self._see()
-        for i, request in enumerate(rounds.requests if n_given < n_rounds else ()):
-            token = int(rounds.chosen[-1, i])
-            if token >= 0:
-                self._took(request, token)
-            else:
-                request.rows = [i]
-                self._choose(request)
-
     def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """A request that was under way is over."""
         self._give()  # its last token among them
@@ -459,30 +305,25 @@ class Engine:
                 self._finish(request, request.over)
             elif request.deadline is not None and now >= request.deadline:
                 self._finish(request, "time")
-            elif self.is_closing and now >= self._ends_at:
+            elif self.queue.is_over:
                 self._finish(request, "error", ClosedError("the model is closed"))
-        with self.changed:
-            late = [r for r in self._waiting if r.deadline is not None and now >= r.deadline]
-            left = [r for r in self._waiting if r.stream.is_cancelled and r not in late]
-            for request in (*late, *left):
-                self._waiting.remove(request)
-        for request in (*late, *left):  # these while they gave way to others
-            self._finish(request, "time" if request in late else "cancelled")
+        for request, reason in self.queue.take_late(now):
+            self._finish(request, reason)
 
     def _admit(self) -> None:
         """Gives places to those who wait, in the order in which they came; one whose beginning is just being
         computed for another lets others pass until it can share that."""
-        if not self._waiting:
+        if not self.queue.waiting:
             return
         with self.changed:
-            candidates = list(self._waiting)
+            candidates = list(self.queue.waiting)
         n_free = self.session.info.n_blocks_free  # asked once: others have Python's lock after each call
         for request in candidates:
-            if len(self._running) >= self.max_running:
+            if len(self._running) >= self.queue.max_running:
                 return
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:
-                    if self._starts(request):
+                    if self.queue.start(request):
                         self._finish(request, "error", self.shift.error(self.n_ctx, 1))
                     continue
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
@@ -504,7 +345,7 @@ class Engine:
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
-            if not self._starts(request):
+            if not self.queue.start(request):
                 self.cache.release(sequence)
                 continue
             request.sequence, request.branch = sequence, branch
@@ -516,15 +357,6 @@ class Engine:
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
                 self.times.placed(request)
-
-    def _starts(self, request: Request) -> bool:
-        """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
-        with self.changed:
-            if request not in self._waiting:
-                return False
-            self._waiting.remove(request)
-            self._running.append(request)
-            return True
 
     def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:
         """A sequence that holds the beginning of a request, and how many of its ids."""
@@ -592,11 +424,15 @@ class Engine:
             sequence.row = (self.n_feeds, end - 1) if request.left <= 0 else None
             self.totals["drafted"] += request.guess.size
         self.totals.update(steps=1, computed=n_computed, read=n_read)
-        self._show_heads(parts)
+        show_heads(self.session, parts)
         tokens = dict(zip(batch.rows, chosen, strict=False))
         for (request, n), first, end in zip(parts, [0, *batch.ends], batch.ends, strict=False):
-            if request.report is not None or request.show is not None:
-                self._look(request, n, first)
+            try:
+                request.show_rows(n, first)
+            except BaseException as error:  # also what would end the thread: others have their answers in it
+                self._finish(request, "error", error)
+                continue
+            request.report_part(n)
             if request.left > 0 or request.sequence is None:
                 continue
             if request.choice is None:
@@ -614,20 +450,6 @@ class Engine:
         reason = self._chosen_token(request, token, request.append_chosen(token))
         if reason is not None:
             self._over(request, reason)
-
-    def _show_heads(self, parts: list[Part]) -> None:
-        """Heads that draft are shown the hidden states of what was just computed."""
-        drafters = [r.draft if isinstance(r.draft, Drafter) and r.draft.is_head else None for r, _ in parts]
-        if not any(drafters):
-            return
-        hidden = self.session.all_hidden(sum(n for _, n in parts))
-        first = 0
-        for (request, n), drafter in zip(parts, drafters, strict=True):
-            sequence = request.sequence
-            if drafter is not None and sequence is not None:
-                at, rows = sequence.n - n, hidden[first : first + n]
-                drafter.saw(sequence.number, request.ids[: sequence.n], at, rows, min(sequence.n, request.n))
-            first += n
 
     def _feed(self, parts: list[Part]) -> tuple[list[Part], Joined, list[int]]:
         """Computes the parts in one batch, or fewer where the pool is too small. Returns what it was, and the
@@ -669,39 +491,13 @@ class Engine:
 
     def _yield(self, request: Request) -> None:
         """It gives its memory back and waits at the head of the line."""
-        self._running.remove(request)
         assert request.sequence is not None
         self.cache.drop(request.sequence)
         request.sequence = None
         request.drop_guess()
         self.totals["preempted"] += 1
-        with self.changed:
-            if not self.is_closing:
-                self._waiting.appendleft(request)
-                return
-        self._finish(request, "error", ClosedError("the model is closed"))
-
-    def _look(self, request: Request, n: int, row: int) -> None:
-        """Shows what was just computed of a request: its rows of logits begin with this one."""
-        sequence = request.sequence
-        assert sequence is not None
-        first, end = sequence.n - n, sequence.n
-        if request.show is not None:
-            try:
-                for i, kind in enumerate(request.kinds(first, end), first):
-                    if kind:
-                        if not request.is_text or i >= request.n_shown:  # others were, before it gave way
-                            request.show(i, row)
-                            request.n_shown = i + 1
-                        row += 1
-            except BaseException as error:  # also what would end the thread: others have their answers in it
-                self._finish(request, "error", error)
-                return
-        if request.report is not None and first < request.n_prompt:
-            reused = request.stream.n_reused
-            request.report(end - reused, request.n_prompt - reused)
-            if end >= request.n_prompt:
-                request.report = None
+        if not self.queue.put_back(request):
+            self._finish(request, "error", ClosedError("the model is closed"))
 
     def _give(self) -> None:
         """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
