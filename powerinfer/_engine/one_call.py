@@ -104,6 +104,8 @@ class OneCall(ABC):
     def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
         """Rounds of all that are under way; False if there can be none."""
         running = self.queue.running
+        if self.queue.waiting and len(running) < self.queue.max_running:
+            return False
         limits = limits_of(running, self.n_ctx)
         if limits is None or (len(running) == 1 and self.saw is not None and self._sees_each):
             return False
