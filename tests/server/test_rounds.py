@@ -18,7 +18,7 @@ from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.rounds import Limits, Rounds
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Session
-from tests.server.test_scheduler import MakeScheduler, choice, prompt
+from tests.server.scheduling import MakeScheduler, choice, prompt
 
 Calls = list[tuple[int, int]]
 """Of each call of the engine how many rounds it made, of how many generations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -135,6 +136,28 @@ def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytes
     lengths = sorted(map(len, long))
     assert lengths[-2] <= 17 and lengths[-1] < 33  # the last part is less than two
     talking.cancel()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(
+    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the long one until no short ones come: of each step it has half."""
+    scheduler = make(prompt_part=64)
+    feeds = record(scheduler, monkeypatch)
+    (talking,), go = blocked(scheduler, 1)
+    owner = feeds[0][0]
+    with scheduler.engine.changed:
+        streams = [scheduler.submit(prompt(n, n), choice(), limit=1) for n in (200, 90, 9)]
+    go.set()
+    for stream in streams:
+        list(stream)
+    talking.cancel()
+    first = Counter(next(feed for feed in feeds if len(set(feed)) > 1))
+    del first[owner]
+    assert sorted(first.values()) == [9, 23, 32]
+    lengths = [Counter(feed) for feed in feeds]
+    long = next(seq for seq in first if sum(n[seq] for n in lengths) == 200)
+    assert first[long] == 32 and len([n for n in lengths if n[long]]) <= 5
 
 
 def test_what_generates_stands_behind_prompts(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
