@@ -25,6 +25,7 @@ from ._engine.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
 from ._engine.async_vectors import AsyncVectors, is_id
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
+from ._engine.conversations import pool_on
 from ._engine.devices import Devices, choose_for_layers
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import Engine
@@ -93,8 +94,9 @@ class AsyncLlama(AsyncVectors):
         n_parallel: conversations that are computed at the same time.
         max_waiting: requests that wait for a place; one more raises BusyError.
         n_ctx: most tokens of one conversation, as in Llama.
-        n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel, where a
-            GPU may be used for two of them. Where it does not suffice, some wait.
+        n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel; on a GPU
+            as much of that as its budget holds beside the whole model, for two of them at least. Where it
+            does not suffice, some wait.
         prompt_part: tokens of prompts that are read in one step while others generate; None: as many as make
             others' tokens take at most twice as long, if that does not make prompts much slower. More reads
             prompts sooner, less makes others pause for a shorter time.
@@ -125,13 +127,17 @@ class AsyncLlama(AsyncVectors):
             given |= options_of(shares[0])
             given["n_threads"] = max((given.get("n_threads") or machine.cores()) // replicas, 1)
         budget = given.get("vram_budget") if may_use_gpu(given) else 0
+        chosen = None
         if given.get("plan") is None:  # what cannot be is said before anything is fetched
-            choose_for_layers(given.get("n_gpu_layers"), given.get("vram_budget"), given.get("devices"))
+            names = ("n_gpu_layers", "vram_budget", "devices")
+            chosen = choose_for_layers(*(given.get(name) for name in names))
         model_path = find_model(model_path, vram_budget=budget, verbose=given.get("verbose", True))
         has_plan = given.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            wanted = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
+            wanted = each * n_parallel
+            if may_use_gpu(given):
+                wanted = pool_on(chosen, model_path, each, n_parallel, given)
             n_pool = max(each, min(wanted, _MOST_POSITIONS))
         self.n_parallel = n_parallel * replicas
         """Of all replicas."""

@@ -51,8 +51,8 @@ class Stream:
         """Its tokens are given when it has ended: who wants nothing sooner is not woken for each."""
         self._held: list[tuple[int, bool]] = []
         self.on_more: Callable[[], object] | None = None
-        """Called, in the thread that computes or the one that gives tokens meanwhile, when there is more, or it
-        has ended."""
+        """Called when there is more, or it has ended, by the thread that computes, or by the one that gives
+        tokens meanwhile."""
         self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
         self._ended = False
         self._cancel = cancel
