@@ -98,7 +98,7 @@ class AsyncLlama(AsyncVectors):
             as much of that as its budget holds beside the whole model, for two of them at least. Where it
             does not suffice, some wait.
         prompt_part: tokens of prompts that are read in one step while others generate; None: as many as make
-            others' tokens take at most twice as long, if that does not make prompts much slower. More reads
+            others' tokens take at most twice as long, or on average where no part is so short. More reads
             prompts sooner, less makes others pause for a shorter time.
         pooling: how embed() makes one vector of a text: "mean", "last", "cls", or "none" (one per token);
             None: as the file says, else "mean".

@@ -120,7 +120,8 @@ class OneCall(ABC):
         n_rounds = len(rounds.chosen)
         if n_rounds:
             self.n_feeds += 1
-            self._pace.saw(0, len(running), (time.monotonic() - begin) / n_rounds)
+            seconds = time.monotonic() - begin
+            self._pace.saw(0, len(running), seconds / n_rounds, n_steps=n_rounds)
             self._went_on(rounds)
         if error is not None and not isinstance(error, ContextError):
             raise error
