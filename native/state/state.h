@@ -109,8 +109,9 @@ struct pi_session {
     void *memory;
     size_t memory_bytes;
 
-    float *logits; /* [logits_rows][n_vocab] of the last feed */
-    float *hidden; /* [logits_rows][n_embd] */
+    float *logits; /* [logits_rows][n_vocab] of the last feed: own_logits, or where a device left them */
+    float *hidden; /* [logits_rows][n_embd], the same */
+    float *own_logits, *own_hidden;
     int32_t logits_rows, logits_capacity;
     float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
     int32_t all_rows, all_capacity;

@@ -53,6 +53,8 @@ static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to
 }
 
 static pi_status reserve_logits(pi_session *s, int32_t rows) {
+    s->logits = s->own_logits;
+    s->hidden = s->own_hidden;
     if (rows <= s->logits_capacity) return PI_OK;
     const size_t nl = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_vocab), sizeof(float));
     const size_t nh = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_embd), sizeof(float));
@@ -62,10 +64,10 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
         free(hidden);
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d rows of logits (%zu bytes)", rows, nl);
     }
-    free(s->logits);
-    free(s->hidden);
-    s->logits = logits;
-    s->hidden = hidden;
+    free(s->own_logits);
+    free(s->own_hidden);
+    s->logits = s->own_logits = logits;
+    s->hidden = s->own_hidden = hidden;
     s->logits_capacity = rows;
     return PI_OK;
 }
