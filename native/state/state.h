@@ -25,16 +25,16 @@ typedef struct pi_chunk {
 } pi_chunk;
 
 enum {
-    PI_ATTENTION_SPAN = 256,    /* positions whose scores are held at a time; whole blocks */
-    PI_ATTENTION_PART = 256,    /* the fewest positions that are worth a part of their own */
-    PI_ATTENTION_SPLIT_TOK = 16 /* up to so many tokens in a chunk there is room for all parts */
+    PI_ATTENTION_SPAN = 256, /* positions whose scores are held at a time; whole blocks */
+    PI_ATTENTION_PART = 256  /* the fewest positions that are worth a part of their own */
 };
 
 /* What attention needs of a member's scratch, for a piece of so many rows of queries (tokens times the query heads of a
  * KV head). Offsets in floats; the queries themselves are at 0. */
 typedef struct pi_attention_room {
     int32_t rows;
-    int32_t n_slot;     /* into how many parts a token's positions can be cut, see PI_ATTENTION_SPLIT_TOK */
+    int32_t n_slot;     /* into how many parts a token's positions can be cut */
+    int32_t n_tok;      /* of how many tokens there is room for all parts: the most that row kernels take at a time */
     size_t part_floats; /* of one row's part */
     size_t ld;          /* floats per row of scores */
     size_t out, sums, packed_q, packed, work, score;
