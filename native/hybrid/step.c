@@ -271,7 +271,16 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
 
 /* The first layer's device is given the embedding with the step's other inputs. */
 static bool embeds_first(const pi_hybrid *h) { return h->layer[0].device >= 0 && !h->s->model->layer[0].n_host; }
-static void embed_step(void *ctx, te_team *team) { pi_step_embed(ctx, team); }
+static void embed_step(void *ctx, te_team *team) {
+    const pi_hybrid *h = ctx;
+    pi_session *s = h->s;
+    pi_step_embed(s, team);
+    te_barrier(team);
+    int64_t lo, hi;
+    te_share(team, (int64_t)h->n_tok * s->model->info.n_embd, 16, &lo, &hi);
+    float *to = pi_hybrid_input(h, h->n_tok, h->device[h->layer[0].device].shared_input).x;
+    memcpy(to + lo, s->x + lo, sizeof *to * (size_t)(hi - lo));
+}
 
 static void cpu_step(void *ctx, te_team *team) {
     pi_hybrid *h = ctx;
@@ -407,9 +416,7 @@ static void fill_runs(const pi_hybrid *h, const pi_device_input *in) {
 static void fill_inputs(pi_hybrid *h, int32_t device) {
     const pi_session *s = h->s;
     const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
-    const bool has_angles = embeds_first(h); /* made with the embedding */
-    if (has_angles && h->layer[0].device == device)
-        memcpy(in.x, s->x, sizeof *in.x * (size_t)h->n_tok * (size_t)s->model->info.n_embd);
+    const bool has_angles = embeds_first(h); /* made with the embedding, which is there */
     memset(in.counts, 0, pi_hybrid_count_bytes(h));
     for (int32_t l = 0; h->place && !h->decode && l < s->model->info.n_layer; l++)
         if (h->layer[l].cold)
@@ -475,7 +482,7 @@ static pi_status run(pi_hybrid *h) {
     char problem[1024] = "";
     pi_status st = PI_OK;
     h->late = 0;
-    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? h->few : h->caller, embed_step, s);
+    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? h->few : h->caller, embed_step, h);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
     h->n_runs = program_key(h) ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);
@@ -515,6 +522,13 @@ static void take_rows(te_team *team, float *to, const float *from, size_t n) {
     te_share(team, (int64_t)n, 16, &lo, &hi);
     memcpy(to + lo, from + lo, sizeof *to * (size_t)(hi - lo));
 }
+/* Where the run has all rows of the feed they are looked at where the device left them, until the next feed. */
+static bool lends_logits(const pi_hybrid *h) { return h->n_logits == h->s->logits_rows; }
+static void lend_logits(pi_hybrid *h) {
+    const pi_device_state *d = &h->device[h->head_device];
+    h->s->logits = d->logits;
+    h->s->hidden = d->hidden;
+}
 static void take_logits(void *ctx, te_team *team) {
     pi_hybrid *h = ctx;
     const pi_session *s = h->s;
@@ -523,13 +537,6 @@ static void take_logits(void *ctx, te_team *team) {
                  n_embd = (size_t)s->model->info.n_embd, row = (size_t)s->chunk.logits_row[h->n_tok - h->n_logits];
     take_rows(team, s->logits + row * n_vocab, d->logits, n * n_vocab);
     take_rows(team, s->hidden + row * n_embd, d->hidden, n * n_embd);
-}
-
-const float *pi_hybrid_logits(const pi_hybrid *h) { return h->has_logits ? h->device[h->head_device].logits : NULL; }
-
-void pi_hybrid_take_logits(pi_hybrid *h) {
-    if (h->has_logits) te_pool_run(h->n_logits > 2 ? h->few : h->caller, take_logits, h);
-    h->has_logits = false;
 }
 
 /* Whether each block of the last layer that a device computes can do without the first tokens' output. */
@@ -554,7 +561,6 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     if (h->process_id != te_os_process_id())
         return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
     PI_TRY(pi_hybrid_kv_status(h));
-    h->has_logits = false;
     h->n_tok = s->chunk.n_tok;
     h->n_logits = s->chunk.n_logits;
     h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
@@ -567,10 +573,12 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     for (int32_t l = 0; l < info->n_layer; l++)
         if (h->layer[l].device >= 0) record(h, l);
     pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
-    h->has_logits = h->head_device >= 0 && h->n_logits;
-    if (s->leave_logits && h->n_logits == s->logits_rows && !pi_changes_logits(s->model)) return PI_OK;
-    const bool has_logits = h->has_logits;
-    pi_hybrid_take_logits(h);
-    if (has_logits && pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
+    if (h->head_device >= 0 && h->n_logits) {
+        if (lends_logits(h))
+            lend_logits(h);
+        else
+            te_pool_run(h->n_logits > 2 ? h->few : h->caller, take_logits, h);
+        if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
+    }
     return PI_OK;
 }

@@ -109,10 +109,10 @@ struct pi_session {
     void *memory;
     size_t memory_bytes;
 
-    float *logits; /* [logits_rows][n_vocab] of the last feed */
-    float *hidden; /* [logits_rows][n_embd] */
+    float *logits; /* [logits_rows][n_vocab] of the last feed: own_logits, or where a device left them */
+    float *hidden; /* [logits_rows][n_embd], the same */
+    float *own_logits, *own_hidden;
     int32_t logits_rows, logits_capacity;
-    bool leave_logits; /* of the feed under way: they may stay where a device leaves them */
     float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
     int32_t all_rows, all_capacity;
     const float *given; /* [tokens of the feed][n_embd] what such a head reads beside tokens; while it is computed */

@@ -71,8 +71,7 @@ static pi_status check_choices(const pi_session *s, const pi_batch *b, const cho
 /* The same of many: feeds, and has the samplers choose. The caller holds the lock. */
 static pi_status feed_and_choose(pi_session *s, const pi_batch *b, choices *c) {
     PI_TRY(pi_feed_locked(s, b));
-    const float *left = s->hybrid ? pi_hybrid_logits(s->hybrid) : NULL;
-    c->logits = left ? left : s->logits;
+    c->logits = s->logits;
     if (c->n > CHOICES_ALONE) { /* waking the team takes as long as some of them */
         te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, c);
         return PI_OK;
@@ -116,9 +115,7 @@ static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, con
         choices c = {s, NULL, row, r->sampler, chosen, r->n};
         if (*n_done == 0) PI_TRY(check_choices(s, &b, &c));
         pi_session_lock(s);
-        s->leave_logits = true; /* of all but the last round nobody wants them any more */
         const pi_status st = feed_and_choose(s, &b, &c);
-        s->leave_logits = false;
         pi_session_unlock(s);
         PI_TRY(st);
         bool is_last = ++*n_done >= r->most || __atomic_load_n(&r->stop, __ATOMIC_ACQUIRE);
@@ -143,9 +140,6 @@ pi_status pi_session_rounds(pi_session *s, pi_rounds *r) {
                                      : PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d sequences", r->n);
     free(row);
     free(kind);
-    pi_session_lock(s);
-    if (s->hybrid) pi_hybrid_take_logits(s->hybrid);
-    pi_session_unlock(s);
     tell(r, n_done, true);
     return st;
 }

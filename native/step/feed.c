@@ -59,10 +59,12 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
         free(hidden);
         return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d rows of logits (%zu bytes)", rows, nl);
     }
-    free(s->logits);
-    free(s->hidden);
-    s->logits = logits;
-    s->hidden = hidden;
+    if (s->logits == s->own_logits) s->logits = logits;
+    if (s->hidden == s->own_hidden) s->hidden = hidden;
+    free(s->own_logits);
+    free(s->own_hidden);
+    s->own_logits = logits;
+    s->own_hidden = hidden;
     s->logits_capacity = rows;
     return PI_OK;
 }
@@ -134,6 +136,8 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     PI_TRY(check_batch(s, b, to, &n_logits));
     PI_TRY(reserve_logits(s, n_logits));
     PI_TRY(reserve_all(s, b->n_tokens));
+    s->logits = s->own_logits;
+    s->hidden = s->own_hidden;
     s->logits_rows = n_logits;
     s->all_rows = s->options.keep_hidden ? b->n_tokens : 0;
     s->given = b->hidden;

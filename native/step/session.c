@@ -235,8 +235,8 @@ void pi_session_close(pi_session *s) {
     te_workspace_free(s->ws);
     pi_kv_free(&s->kv);
     te_os_free(s->memory, s->memory_bytes);
-    free(s->logits);
-    free(s->hidden);
+    free(s->own_logits);
+    free(s->own_hidden);
     free(s->all_hidden);
     pi_model_close(s->model);
     pi_session_close(s->beside);

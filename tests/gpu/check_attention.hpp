@@ -423,11 +423,12 @@ static void check_attention() {
         bool norm = false, chunked = false, warm = false; // the last two are left to the kernel of few tokens
     };
     for (const many &m :
-         {many{9, 16, 16, 128}, many{40, 16, 16, 128}, many{40, 36, 36, 64}, many{64, 24, 24, 64, TE_F16, 70},
-          many{64, 32, 8, 128, TE_F16, 0, 0, true}, many{33, 36, 6, 64, TE_F16, 100, 0.5f, true},
-          many{17, 32, 32, 128, TE_F16, 0, 1}, many{9, 16, 4, 64, TE_Q8_0, 0, 0, true},
-          many{40, 16, 4, 64, TE_Q8_0, 0, 0, true}, many{12, 36, 36, 64, TE_F16, 100, 0, false, true},
-          many{40, 36, 36, 64, TE_F16, 100, 0, false, true}, many{40, 32, 8, 128, TE_F16, 70, 0, false, true, true},
+         {many{9, 16, 16, 128}, many{13, 64, 16, 128}, many{40, 16, 16, 128}, many{40, 36, 36, 64},
+          many{64, 24, 24, 64, TE_F16, 70}, many{64, 32, 8, 128, TE_F16, 0, 0, true},
+          many{33, 36, 6, 64, TE_F16, 100, 0.5f, true}, many{17, 32, 32, 128, TE_F16, 0, 1},
+          many{9, 16, 4, 64, TE_Q8_0, 0, 0, true}, many{40, 16, 4, 64, TE_Q8_0, 0, 0, true},
+          many{12, 36, 36, 64, TE_F16, 100, 0, false, true}, many{40, 36, 36, 64, TE_F16, 100, 0, false, true},
+          many{40, 32, 8, 128, TE_F16, 70, 0, false, true, true},
           many{33, 16, 16, 64, TE_F16, 0, 0, true, false, true}}) {
         attention_case c = {m.n_tok, m.n_head, m.n_head_kv, m.d, TE_F16, m.type_v, neox, 64, m.norm, {}, {}};
         for (int t = 0; t < m.n_tok; t++) {

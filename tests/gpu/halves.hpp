@@ -6,6 +6,21 @@
 
 static size_t up_to(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
+// Whether products of so many tokens are by wgmma: demanded, since other kernels would give the same values.
+static bool is_by_groups(int type, int n_tok) {
+#ifdef TE_CUDA_WGMMA
+    te_cuda_info info;
+    OK(api->info(dev, &info));
+    const bool has = type == TE_Q4_0 || type == TE_Q8_0 || type == TE_Q4_K || type == TE_Q6_K;
+    const int fewest = type == TE_Q4_0 ? TE_CUDA_MAX_TOK + 1 : 17;
+    return info.major == 9 && has && n_tok >= fewest && n_tok <= TE_CUDA_WIDE_TOK;
+#else
+    (void)type;
+    (void)n_tok;
+    return false;
+#endif
+}
+
 // F16 input of products on the device, and what it holds.
 struct halves {
     te_cuda_half h;

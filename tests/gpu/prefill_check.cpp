@@ -82,6 +82,7 @@ static void check_gemm_case(const product_case &k) {
     floats x(k.n_tok, depth);
     halves in = halves_new(k.n_tok, depth, k.tiles ? k.type : -1);
     is_true(!k.tiles || in.h.tiles > 0, "no form for a few tokens");
+    is_true(!k.tiles || in.h.matrices || !is_by_groups(k.type, k.n_tok), "not by wgmma");
     te_cuda_halve half = {};
     half.x = x.p;
     half.ldx = x.ld;
@@ -218,13 +219,19 @@ static void check_products_together(int type, int n_tok) {
     x.free();
 }
 
-// Gate and up with their activation in one launch, beside the same products by themselves. size: of the input, whose hidden
-// values may leave the range of F16.
-static void check_activated(int type, te_activation act, int n, int cols, int n_tok, double size) {
-    AT("gemm %s %d x %d and activation %d, %d tokens, size %g", te_type_get(type)->name, n, cols, (int)act, n_tok,
-       size);
-    halves in = halves_new(n_tok, cols, type), to = halves_new(n_tok, n, type);
-    if (!in.h.matrices || !to.h.matrices) return; // by kernels of their own
+// Gate and up with their activation in one launch, beside the same products by themselves. down: the type of the matrix that
+// hidden values are for. size: of the input, whose hidden values may leave the range of F16.
+static void check_activated(int type, int down, te_activation act, int n, int cols, int n_tok, double size) {
+    AT("gemm %s %d x %d and activation %d for %s, %d tokens, size %g", te_type_get(type)->name, n, cols, (int)act,
+       te_type_get(down)->name, n_tok, size);
+    halves in = halves_new(n_tok, cols, type), to = halves_new(n_tok, n, down);
+    const bool at_once = in.h.matrices && to.h.matrices;
+    is_true(at_once || !is_by_groups(type, n_tok) || !is_by_groups(down, n_tok), "not by wgmma");
+    if (!at_once) { // by kernels of their own
+        in.free();
+        to.free();
+        return;
+    }
     floats x(n_tok, cols, (float)size);
     te_cuda_halve half = {};
     half.x = x.p;
@@ -268,20 +275,22 @@ static void check_activated(int type, te_activation act, int n, int cols, int n_
         most[0] = fmax(most[0], fabs((double)up[i]));
         most[1] = fmax(most[1], fabs((double)gate[i]));
     }
-    uint32_t fired = 0;
+    uint32_t least_fired = 0, most_fired = 0; // floats may be too small to be numbers
     for (int t = 0; t < n_tok; t++)
         for (int j = 0; j < n; j++) {
             const size_t i = (size_t)t * ld + (size_t)j;
-            const double u = (double)(up[i] + bias[(size_t)j]), g = (double)gate[i], h = activation(act, 0, g) * u;
-            fired += to.at(t, j) != 0;
+            const double u = (double)(up[i] + bias[(size_t)j]), g = activation(act, 0, (double)gate[i]), h = g * u;
+            least_fired += fabs(g) > 1e-36 && fabs(h) > 1e-36;
+            most_fired += fabs(h) > 1e-46;
             near((long)i, to.at(t, j), h,
-                 0x1p-10 * fabs(h) + 0x1p-15 * (fabs(u) * most[1] + fabs(activation(act, 0, g)) * most[0]) + 1e-30);
+                 0x1p-10 * fabs(h) + 0x1p-15 * (fabs(u) * most[1] + fabs(g) * most[0]) + 1e-30);
         }
     const std::vector<uint32_t> counts = host_of(a.counts, 3), of = host_of(a.fired, (size_t)n);
     is_true(counts[0] == 7 + 2 * (uint32_t)(n_tok * n) && counts[1] == counts[0], "counts are wrong");
     uint32_t all = 0;
     for (uint32_t c : of) all += c - 5;
-    is_true(all + 7 == counts[2] && (size > 1 || all == 2 * fired), "fired is wrong");
+    const bool is_within = all >= 2 * least_fired && all <= 2 * most_fired;
+    is_true(all + 7 == counts[2] && (size > 1 || is_within), "fired is wrong");
     for (uint32_t c : host_of(op.counter, (size_t)n_tok + 1)) same(0, c, 0);
     for (const void *q : {(const void *)y[0], (const void *)y[1], (const void *)a.up_bias, (const void *)a.fired,
                           (const void *)a.counts, (const void *)op.counter})
@@ -306,11 +315,12 @@ static void check_gemm_of_few(int type) {
         check_gemm_case({type, 9000, 1024, 28, false, true, false, false, false, false, true});
         check_gemm_case({type, 13000, 1024, 41, false, true, false, false, false, false, true});
         check_gemm_case({type, 40, 14336, 56, false, true, false, false, false, false, true});
-        check_activated(type, TE_SILU, 5632, 1024, 49, 1);
+        check_activated(type, type, TE_SILU, 5632, 1024, 49, 1);
     }
+    if (type == TE_Q4_K) check_activated(type, TE_Q6_K, TE_SILU, 1024, 1024, 40, 1);
     for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);
-    check_activated(type, TE_RELU, 300, cols, 17, 1);
-    check_activated(type, TE_SILU, 1000, odd, 64, 1e6);
+    check_activated(type, type, TE_RELU, 300, cols, 17, 1);
+    check_activated(type, type, TE_SILU, 1000, odd, 64, 1e6);
 }
 
 static void check_gemm(const char *blas) {

@@ -14,7 +14,6 @@
 namespace te {
 
 constexpr int MANY_WARPS = 4, MANY_BLOCKS = 5; // of a block; of a multiprocessor
-constexpr int MANY_FROM = 16;                  // more tokens than that
 
 struct many_args {
     te_attention_args op;
@@ -158,7 +157,7 @@ static many_args prepare(const te_cuda *d, const te_attention_args *op, int *var
 
 bool may_be_of_many(const te_cuda *d, const te_attention_args *op) {
     if (op->chunked || op->temp_scale != 0) return false; // windows only, and queries as they are
-    if (!op->apart || op->n_tok <= MANY_FROM || op->n_tok > 65535 || !has_short_rows(op)) return false;
+    if (!op->apart || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > 65535 || !has_short_rows(op)) return false;
     int variant;
     const many_args a = prepare(d, op, &variant);
     return (int64_t)op->n_head_kv * a.chunks * op->n_tok >= d->info.n_sm;

@@ -1,4 +1,4 @@
-// wide_groups.cu - products of 17 to 64 tokens on Hopper: which there are, and how rows and columns are shared out.
+// wide_groups.cu - products of 9 to 64 tokens on Hopper: which there are, and how rows and columns are shared out.
 #include "prefill.cuh"
 #include "wide_groups.cuh"
 
@@ -15,10 +15,13 @@ static int kernel_for(int n_tok) {
     return i;
 }
 
+// Of up to 16 tokens other formats than Q4_0 are faster by the blocks of wide.cuh, of which several share a multiprocessor.
+static int fewest_tokens(int type) { return type == TE_Q4_0 ? TE_CUDA_MAX_TOK + 1 : 17; }
+
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
-    const bool has = d->info.major == 9 && n_tok > 16 && n_tok <= TE_CUDA_WIDE_TOK && kernels_of_groups(type) &&
-                     group_smem(8, GROUP_WARPS, 1, GROUP_LEAST_STAGES) <= d->smem_block;
+    const bool has = d->info.major == 9 && kernels_of_groups(type) && n_tok >= fewest_tokens(type) &&
+                     n_tok <= TE_CUDA_WIDE_TOK && group_smem(8, GROUP_WARPS, 1, GROUP_LEAST_STAGES) <= d->smem_block;
     return has ? group_tiles[kernel_for(n_tok)] : 0;
 #else
     (void)d;

@@ -355,8 +355,8 @@ inline size_t group_smem(int tiles, int across, int deep, int stages) {
 }
 
 // Of a format: its words, its chunk's columns, and a kernel for each number of tiles.
-constexpr int GROUP_KERNELS = 6;
-constexpr int group_tiles[GROUP_KERNELS] = {3, 4, 5, 6, 7, 8};
+constexpr int GROUP_KERNELS = 7;
+constexpr int group_tiles[GROUP_KERNELS] = {2, 3, 4, 5, 6, 7, 8};
 struct group_kernels {
     int words, chunk;
     void (*run[GROUP_KERNELS])(group_args);
@@ -364,8 +364,9 @@ struct group_kernels {
 template <class C> struct group_of {
     static constexpr group_kernels kernels = {wide<C>::words,
                                               wide<C>::chunk,
-                                              {group_kernel<C, 3>, group_kernel<C, 4>, group_kernel<C, 5>,
-                                               group_kernel<C, 6>, group_kernel<C, 7>, group_kernel<C, 8>}};
+                                              {group_kernel<C, 2>, group_kernel<C, 3>, group_kernel<C, 4>,
+                                               group_kernel<C, 5>, group_kernel<C, 6>, group_kernel<C, 7>,
+                                               group_kernel<C, 8>}};
 };
 const group_kernels *groups_32(int type);
 const group_kernels *groups_k(int type);

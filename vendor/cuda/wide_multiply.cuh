@@ -39,6 +39,7 @@ __device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
                      : WIDE_TILES_##tiles                                                                              \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(at));                                           \
     }
+WIDE_WGMMA(2, 16, 8, 9, 10, 11, 12)
 WIDE_WGMMA(3, 24, 12, 13, 14, 15, 16)
 WIDE_WGMMA(4, 32, 16, 17, 18, 19, 20)
 WIDE_WGMMA(5, 40, 20, 21, 22, 23, 24)
