@@ -121,7 +121,8 @@ def add_arguments(parser: Parser) -> None:
         "--kv-tokens",
         type=int,
         metavar="N",
-        help="tokens that all conversations together can hold (default: n_ctx for each)",
+        help="tokens that all conversations together can hold (default: n_ctx for each, where a GPU may be "
+        "used for two)",
     )
     limits.add_argument(
         "--prompt-part",
