@@ -121,8 +121,7 @@ def add_arguments(parser: Parser) -> None:
         "--kv-tokens",
         type=int,
         metavar="N",
-        help="tokens that all conversations together can hold (default: n_ctx for each, where a GPU may be "
-        "used for two)",
+        help="tokens that all conversations together can hold (default: n_ctx for each)",
     )
     limits.add_argument(
         "--prompt-part",
