@@ -17,6 +17,12 @@ comparing one instruction set, can be kept beside it and named with --peer-path:
         pip install --no-binary llama-cpp-python --target avx2 llama-cpp-python
     POWERINFER_ISA=avx2 python scripts/bench_peers.py model.gguf --peer-path avx2
 
+On a GPU the peer is llama-bench, of a build of llama.cpp with CUDA, which measures everything before the
+others begin; give it what it needs, once for each way in which it shall run, and ours a budget:
+
+    python scripts/bench_peers.py model.gguf --vram-budget 40 --peer-bench build/bin/llama-bench \\
+        --peer-arguments=" -ngl 99 -fa 0" --peer-arguments=" -ngl 99 -fa 1"
+
 Of a mixture of experts (make_mixture.py) the bytes of the experts that a token uses are told besides. What
 llama.cpp can do depends on flash attention (--peer-option flash_attn=true).
 
@@ -93,23 +99,59 @@ class Peer:
         return {"seconds": sum(self._eval([token]) for token in tokens(n_gen))}
 
 
+class Bench:
+    """llama-bench, which makes all rounds of all tests when it is started."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        words = {"-m": how["model"], "-t": how["n_threads"], "-b": how["n_batch"], "-ub": how["n_batch"]}
+        words |= {"-p": how["n_prompt"], "-n": how["n_gen"], "-r": how["rounds"] + 1, "-o": "json"}
+        command = [how["path"], *(str(word) for pair in words.items() for word in pair), *how["arguments"]]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            found = json.loads(done.stdout)
+        except OSError as error:
+            raise Failed(str(error)) from error
+        except ValueError as error:
+            said = done.stderr.strip().splitlines()
+            raise Failed(f"ended with code {done.returncode}: {said[-1][:200] if said else ''}") from error
+        self._first = found[0]
+        self._left = {(each["n_prompt"], each["n_gen"]): each["samples_ns"] for each in found}
+
+    def about(self) -> dict[str, Any]:
+        where = " ".join(str(self._first.get(key) or "") for key in ("backends", "gpu_info", "cpu_info"))
+        return {"version": str(self._first.get("build_commit")), "system_info": where.strip()}
+
+    def run(self, n_prompt: int, n_gen: int, **_: Any) -> dict[str, Any]:
+        return {"seconds": self._left[n_prompt, n_gen].pop(0) / 1e9}
+
+
 class Ours:
     """This package."""
 
     def __init__(self, how: dict[str, Any]) -> None:
         from powerinfer._engine import machine
-        from powerinfer._engine.session import Model, Session
+        from powerinfer._engine.devices import choose_devices
+        from powerinfer._engine.loader import Loader, summary
+        from powerinfer._engine.session import Model
         from powerinfer.models import bench
 
         self._bench = bench
         self._n_bytes = machine.sample_bytes(READ_BYTES)
         self._model = Model(how["model"], use_mmap=how["use_mmap"], predictor_type=how["predictor_type"])
-        self._session = Session(
-            self._model, n_ctx=how["n_ctx"], n_batch=how["n_batch"], n_threads=how["n_threads"]
+        budget, sizes = how["vram_budget"], {key: how[key] for key in ("n_ctx", "n_batch", "n_threads")}
+        loader = Loader(
+            self._model,
+            devices=None if budget is None else choose_devices(budget, how["devices"]),
+            sparsity=how["sparsity"],
+            type_k=None,
+            type_v=None,
+            **sizes,
         )
+        self._session = loader.open()
+        self._plan = None if loader.plan is None else summary(loader.plan)
 
     def about(self) -> dict[str, Any]:
-        return self._bench.describe(self._model)
+        return self._bench.describe(self._model) | {"plan": self._plan}
 
     def run(self, n_prompt: int, n_gen: int, **how: Any) -> dict[str, Any]:
         case = self._bench.Case(n_prompt=n_prompt, n_gen=n_gen, depth=0 if n_prompt else CONTEXT)
@@ -133,7 +175,7 @@ def serve(kind: str) -> None:
         request = json.loads(line)
         try:
             if program is None:
-                program = (Peer if kind == "peer" else Ours)(request)
+                program = {"peer": Peer, "bench": Bench, "ours": Ours}[kind](request)
                 answer = program.about()
             else:
                 answer = program.run(**request)
@@ -340,8 +382,9 @@ def show(report: dict[str, Any]) -> None:
     about = report["powerinfer"]
     lines = [("machine", f"{about['cpu']}, {report['threads']} threads")]
     lines += [("powerinfer", f"{about['version']} {about['commit']}, {about['isa']}, {about['model']}")]
+    lines += [("", about["plan"])] if about["plan"] else []
     for name, peer in report["peers"].items():
-        lines.append((name, f"llama-cpp-python {peer['version']}, {peer['model']}"))
+        lines.append((name, f"{peer['program']} {peer['version']}, {peer['model']}"))
         if peer["built_with"]:
             lines.append(("", f"CMAKE_ARGS={peer['built_with']}"))
         lines.append(("", peer["system_info"]))
@@ -381,6 +424,14 @@ def show(report: dict[str, Any]) -> None:
 def _peers(a: argparse.Namespace, how: dict[str, Any]) -> list[Program]:
     """The peers that were asked for. Raises Failed for bad options."""
     peers = []
+    if a.peer_bench:
+        how = {**how, "model": str(a.peer_model or a.model), "path": a.peer_bench, "options": {}}
+        how |= {"n_prompt": a.n_prompt, "n_gen": a.n_gen, "rounds": a.rounds}
+        for text in a.peer_arguments or [""]:
+            words = shlex.split(text)
+            peers.append(Program(shlex.join(["llama-bench", *words]), "bench", how | {"arguments": words}))
+        if not a.peer_path:
+            return peers
     for path in a.peer_path or [""]:
         name = Path(path).name if path else "llama.cpp"
         own = {**how, "model": str(a.peer_model or a.model), "path": path, "options": _options(a.peer_option)}
@@ -436,12 +487,17 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     how = {"n_batch": a.n_batch, "n_threads": threads}
     how["n_ctx"] = -(-max(max(prompts), max(gens) + CONTEXT + 1) // 256) * 256
     own = {"model": str(a.model), "use_mmap": a.use_mmap, "predictor_type": a.predictor_type}
+    own |= {"vram_budget": a.vram_budget, "devices": a.devices, "sparsity": modes[0]}
+    if a.vram_budget is not None and len(modes) > 1:
+        raise Failed("a plan is for one mode: name it with --sparsity")
     ours = Program("powerinfer", "ours", how | own)
     peers = _peers(a, how)
     try:
         for peer in peers:
             _start(peer, tests)
-        results, idle = compare(ours, peers, tests, a.rounds, with_ceiling=not a.no_ceiling)
+        results, idle = compare(
+            ours, peers, tests, a.rounds, with_ceiling=not a.no_ceiling and a.vram_budget is None
+        )
     finally:
         for program in [ours, *peers]:
             program.stop()
@@ -458,11 +514,13 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
         "powerinfer": ours.about,
         "peers": {
             peer.name: {
+                "program": "llama-bench" if peer.kind == "bench" else "llama-cpp-python",
                 "version": peer.about.get("version", ""),
                 "system_info": peer.about.get("system_info", ""),
                 "model": Path(peer.how["model"]).name,
                 "built_with": a.peer_built_with or os.environ.get("CMAKE_ARGS", ""),
                 "options": peer.how["options"],
+                "arguments": peer.how.get("arguments", []),
                 "failures": peer.failures,
             }
             for peer in peers
@@ -486,6 +544,13 @@ def main() -> int:
         help="where llama-cpp-python is installed, if not in this Python; may be given several times",
     )
     p.add_argument("--peer-option", action="append", default=[], metavar="KEY=VALUE", help="for its Llama()")
+    p.add_argument("--peer-bench", metavar="PROGRAM", help="a llama-bench that is measured instead")
+    p.add_argument(
+        "--peer-arguments",
+        action="append",
+        metavar="TEXT",
+        help="for it (--peer-arguments=' -fa 1'); given several times, it is measured in several ways",
+    )
     p.add_argument(
         "--peer-built-with",
         default="",
@@ -501,6 +566,8 @@ def main() -> int:
     p.add_argument(
         "--sparsity", default="", metavar="MODE,...", help="ours: dense, exact, predicted (default dense)"
     )
+    p.add_argument("--vram-budget", type=float, metavar="GIB", help="ours: GPU memory (default: the CPU)")
+    p.add_argument("--devices", metavar="NAMES", help="ours: as in `powerinfer bench`")
     p.add_argument("--no-mmap", dest="use_mmap", action="store_false", help="copy our weights into memory")
     p.add_argument(
         "--predictor-type", metavar="TYPE", help="rewrites our fc1 and fc2 in a weight format while loading"

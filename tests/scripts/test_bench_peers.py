@@ -178,3 +178,37 @@ def test_bytes_of_experts_are_told(peer: Path, tmp_path: Path) -> None:
     assert re.search(
         r"a decoded token uses 3 MB of experts \(4 of 32\) of the [34] MB that are read", done.stdout
     )
+
+
+BENCH = """#!{python}
+import json, sys
+words = sys.argv[1:]
+given = dict(zip(words[::2], words[1::2]))
+if given["-fa"] == "2":
+    sys.exit("no such attention")
+tests = [(int(given["-p"]), 0), (0, int(given["-n"]))]
+rate = 100 * (1 + int(given["-fa"]))
+print(json.dumps([
+    {{"build_commit": "abc", "backends": "CUDA", "gpu_info": "a card", "n_prompt": p, "n_gen": n,
+      "samples_ns": [int(1e9 * (p + n) / rate)] * int(given["-r"])}} for p, n in tests]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in is a script")
+def test_llama_bench_in_several_ways_and_our_budget(models: dict[str, Path], tmp_path: Path) -> None:
+    program = tmp_path / "llama-bench"
+    program.write_text(BENCH.format(python=sys.executable), encoding="utf-8")
+    program.chmod(0o755)
+    ways = [f"--peer-arguments= -fa {n}" for n in range(3)]
+    words = ("--peer-bench", program, *ways, *SMALL, "--sparsity", "dense")
+    done = run(models["gguf"], *words, "--vram-budget", "0.5", "--devices", "host", "--json")
+    report = json.loads(done.stdout)
+    assert report["powerinfer"]["plan"].startswith("plan: ")
+    slow, fast, wrong = (report["peers"][f"llama-bench -fa {n}"] for n in range(3))
+    assert slow["system_info"] == "CUDA a card" and fast["arguments"] == ["-fa", "1"]
+    assert set(wrong["failures"]) == {"pp8", "tg4"} and "no such attention" in wrong["failures"]["pp8"]
+    for r in report["results"]:
+        speeds = [r["peers"][f"llama-bench -fa {n}"]["samples"] for n in range(2)]
+        assert speeds == [pytest.approx([100] * 2), pytest.approx([200] * 2)]
+    modes = run(models["gguf"], *words[:-1], "dense,exact", "--vram-budget", "1", "--devices", "host")
+    assert modes.returncode == 1 and "one mode" in modes.stderr

@@ -145,22 +145,26 @@ __global__ void __launch_bounds__(ROWS_THREADS, 2)
     early.load(norm, a.cols);
     dep_go();
     dep_wait();
-    one_input<C> x;
-    x.load(a);
-    const int side_blocks = min((int)gridDim.x - a.side_first, SIDE_BLOCKS), side = b - a.side_first;
-    const bool keeps = (a.side.keep || (POST && a.side.publish)) && side >= 0 && side < side_blocks;
     float scale = 1;
-    if (n > 0) (normed ? x.times(early) : x).put(a, shared, scales);
-    if (norm.kind != TE_NO_NORM && (normed || keeps))
-        scale = x.scale(a, norm.eps, room);
-    else
-        __syncthreads();
-    if (keeps) {
-        const int from = a.cols / 4 * side / side_blocks, to = a.cols / 4 * (side + 1) / side_blocks;
-        if (POST && a.side.publish)
-            post_side(a, scale, from, to);
+    if (a.tile > 4 * FILL_ONCE * ROWS_THREADS) {
+        scale = fill_wide<C>(a, shared, scales, room);
+    } else {
+        one_input<C> x;
+        x.load(a);
+        const int side_blocks = min((int)gridDim.x - a.side_first, SIDE_BLOCKS), side = b - a.side_first;
+        const bool keeps = (a.side.keep || (POST && a.side.publish)) && side >= 0 && side < side_blocks;
+        if (n > 0) (normed ? x.times(early) : x).put(a, shared, scales);
+        if (norm.kind != TE_NO_NORM && (normed || keeps))
+            scale = x.scale(a, norm.eps, room);
         else
-            x.keep(a, early, scale, from, to);
+            __syncthreads();
+        if (keeps) {
+            const int from = a.cols / 4 * side / side_blocks, to = a.cols / 4 * (side + 1) / side_blocks;
+            if (POST && a.side.publish)
+                post_side(a, scale, from, to);
+            else
+                x.keep(a, early, scale, from, to);
+        }
     }
     if (n == 0 && !marks) return;
     run_tasks<C, 1>(pointer, n, a.parts, 0, pieces_of<C>(a), acts_of<C>(a, shared, scales), ahead,

@@ -114,7 +114,8 @@ static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int r
     a->share_each = units / grid;
     a->share_more = units % grid;
     a->side_first = apart ? grid : 0;
-    const bool usual = !several && !a->ffn && a->select == SELECT_ALL && a->unit == 1 && fills_once(*a),
+    const bool wide = a->tile > 4 * FILL_ONCE * ROWS_THREADS && fills_wide(*a) && !a->side.keep && !a->side.publish,
+               usual = !several && !a->ffn && a->select == SELECT_ALL && a->unit == 1 && (wide || fills_once(*a)),
                posts = a->publish || a->side.publish;
     return launch(d, name, usual ? k->one[posts] : k->kernel[a->ffn ? 1 : 0][several], dim3((unsigned)(grid + beside)),
                   ROWS_THREADS, total, *a, s);

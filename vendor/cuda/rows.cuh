@@ -131,6 +131,54 @@ __device__ __forceinline__ void run_tasks(const uint8_t *const *pointer, int n, 
     }
 }
 
+// The input of one token with more columns than fill_one takes, all of them in shared memory: K loads of a thread are on
+// their way at once. The sum of this thread's squares.
+template <class C, int K, bool NORMED>
+__device__ __forceinline__ float fill_some(const rows_args &a, int first, uint4 *q, bytes32 *b) {
+    float4 v[K], w[NORMED ? K : 1];
+    float s = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int c = 4 * (first + (int)threadIdx.x + k * ROWS_THREADS);
+        v[k] = c < a.cols ? load_x(a, 0, c) : make_float4(0, 0, 0, 0);
+        if (NORMED) w[k] = c < a.cols ? load_vector(a.norm.w, c, a.cols, 0) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int i = first + (int)threadIdx.x + k * ROWS_THREADS;
+        if (4 * i >= a.tile) continue;
+        if (NORMED) {
+            s += squares(v[k], 4 * i, a.cols, 0);
+            v[k] = make_float4(v[k].x * w[k].x, v[k].y * w[k].y, v[k].z * w[k].z, v[k].w * w[k].w);
+        }
+        put_x<C>(a, 0, i, v[k], q, b);
+    }
+    return s;
+}
+// Whether fill_wide takes it.
+__host__ __device__ inline bool fills_wide(const rows_args &a) {
+    return a.tile >= a.cols && (a.norm.kind == TE_NO_NORM || (a.norm.kind == TE_RMS_NORM && !a.norm.b));
+}
+// What all sums must be multiplied with is returned; the block's threads meet.
+template <class C> __device__ __forceinline__ float fill_wide(const rows_args &a, uint4 *q, bytes32 *b, float *room) {
+    if (a.norm.kind == TE_NO_NORM) {
+#pragma unroll 1
+        for (int i = 0; 4 * i < a.tile; i += 4 * ROWS_THREADS) fill_some<C, 4, false>(a, i, q, b);
+        __syncthreads();
+        return 1;
+    }
+    float s = 0;
+#pragma unroll 1
+    for (int i = 0; 4 * i < a.tile; i += 3 * ROWS_THREADS) s += fill_some<C, 3, true>(a, i, q, b);
+    s = warp_sum(s);
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = s;
+    __syncthreads();
+    s = 0;
+#pragma unroll
+    for (int w = 0; w < ROWS_WARPS; w++) s += room[w];
+    return 1.0f / sqrtf(s / (float)a.cols + a.norm.eps);
+}
+
 template <class C, int T> struct rows_block {
     const rows_args &a;
     uint4 *q;
@@ -158,6 +206,10 @@ template <class C, int T> struct rows_block {
     __device__ __forceinline__ void input(float *room) {
         if (T == 1 && a.tile >= a.cols && a.tile <= 4 * FILL_ONCE * ROWS_THREADS) {
             scale = fill_one<C>(a, early, q, scales, room);
+            return;
+        }
+        if (T == 1 && fills_wide(a)) {
+            scale = fill_wide<C>(a, q, scales, room);
             return;
         }
         measure<T>(a, norm, room);
