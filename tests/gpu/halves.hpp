@@ -11,8 +11,8 @@ static bool is_by_groups(int type, int n_tok) {
 #ifdef TE_CUDA_WGMMA
     te_cuda_info info;
     OK(api->info(dev, &info));
-    const bool has = type == TE_Q4_0 || type == TE_Q8_0 || type == TE_Q4_K || type == TE_Q6_K;
-    const int fewest = type == TE_Q4_0 ? TE_CUDA_MAX_TOK + 1 : 17;
+    const bool has = type == TE_F16 || type == TE_Q4_0 || type == TE_Q8_0 || type == TE_Q4_K || type == TE_Q6_K;
+    const int fewest = type == TE_F16 || type == TE_Q4_0 ? TE_CUDA_MAX_TOK + 1 : 17;
     return info.major == 9 && has && n_tok >= fewest && n_tok <= TE_CUDA_WIDE_TOK;
 #else
     (void)type;
@@ -33,7 +33,9 @@ struct halves {
     void place(size_t i, size_t *t, size_t *c) const {
         const size_t tiles = (size_t)h.tiles, words = (size_t)h.words, tile = i / 256 % tiles, unit = i / 256 / tiles;
         size_t j = i % 8, lane = i / 8 % 32;
-        if (h.matrices) { // four of 8 x 8, a row for each token; a lane has two columns of each
+        if (h.matrices == 2) { // in order (wide_place.cuh): a row of one for each token
+            lane = i / 8 % 8 * 4 + i / 64 % 4;
+        } else if (h.matrices) { // four of 8 x 8, a row for each token; a lane has two columns of each
             const size_t matrix = i / 64 % 4, k = i % 2;
             lane = i / 8 % 8 * 4 + i / 2 % 4;
             j = 2 * matrix + k;

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32 * MANY_WARPS) many_kernel(const __grid_cons
         half.tiles = a.half_tiles;
         half.words = a.half_words;
         half.matrices = a.half_matrices;
-        const int next = a.half_matrices ? 64 : 2; // from two values to the next two
+        const int next = wide_next(half);
         uint16_t *also = a.half ? (uint16_t *)a.half + wide_place(half, t, col / 4 * 4) + col % 4 / 2 * next : nullptr;
 #pragma unroll
         for (int c = 0; c < COLS; c += 2) {

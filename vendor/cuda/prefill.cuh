@@ -67,6 +67,10 @@ te_status multiply_wide(te_cuda *d, const te_cuda_gemm *op); // wide.cu: gemm, o
 // wide_groups.cu: the tiles of other products with such matrices, whose input is in matrices, or 0; and those products.
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok);
 te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op);
+te_status check_act(te_cuda *d, const te_cuda_gemm *op); // an activation of these products
+// wide_ring.cu: the same of products with F16.
+int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok);
+te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op);
 
 // Rows r0 to r0 + n - 1 of a matrix as F16, rows of `ld` values; gemm_weights.cu.
 te_status to_half(te_cuda *d, const te_mat *m, int r0, int n, void *to, int ld);

@@ -26,9 +26,13 @@ te_cuda_half half_form(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols) {
     h.ld = (size_t)divide_up(cols, 256) * 256;
     h.tiles = wide_tiles[i];
     h.words = k->words;
+    if (const int tiles = ring_tiles_for(d, type, n_tok)) {
+        h.tiles = tiles;
+        h.matrices = HALF_IN_ORDER;
+    }
     if (const int tiles = group_tiles_for(d, type, n_tok)) {
         h.tiles = tiles;
-        h.matrices = 1;
+        h.matrices = HALF_IN_TURN;
     }
     return h;
 }
@@ -44,6 +48,7 @@ static int splits_of(const te_cuda *d, int blocks, int per_sm, int chunks) {
 
 te_status multiply_wide(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
+    if (x.matrices == HALF_IN_ORDER) return multiply_ring(d, op);
     if (x.matrices) return multiply_groups(d, op);
     if (op->act) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: an activation of these products"));
     const int at = kernel_for(op->n_tok);

@@ -50,7 +50,7 @@ static group_cut cut_of(const te_cuda *d, int groups, int chunks, int tiles) {
     return c;
 }
 
-static te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
+te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_act *a = op->act;
     const te_mat *up = &op->product[0].w, *gate = &op->product[1].w;
     if (op->n_products != 2 || up->type != gate->type || up->n_rows != a->n || gate->n_rows != a->n || a->mask ||
@@ -64,7 +64,7 @@ static te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
 te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
     const int at = kernel_for(op->n_tok);
-    if (op->transposed || at == GROUP_KERNELS || x.tiles != group_tiles[at] || x.ld % 256 || !x.matrices)
+    if (op->transposed || at == GROUP_KERNELS || x.tiles != group_tiles[at] || x.ld % 256 || x.matrices != HALF_IN_TURN)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
     bool done[TE_MAX_PRODUCTS] = {};

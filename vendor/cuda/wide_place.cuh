@@ -7,20 +7,27 @@
 
 namespace te {
 
+// te_cuda_half's matrices: of eight neighbouring columns each of four matrices has two, or one has all.
+enum { HALF_IN_TURN = 1, HALF_IN_ORDER = 2 };
+
 // Where value c (a multiple of 4) of token t and the three behind it stand. Of every 32 * words columns lane
 // q of four has the q-th quarter: in unit u its words u and words + u, of four columns each.
 __device__ __forceinline__ size_t wide_place(const te_cuda_half &to, int t, int c) {
     const int words = to.words, quarter = 8 * words, r = c % quarter, q = c / quarter % 4,
               u = c / (4 * quarter) * words + r / 4 % words, upper = r / (4 * words);
     const size_t tile = ((size_t)u * (size_t)to.tiles + (size_t)(t / 8)) * 256;
-    // Two columns of a lane are in one of four matrices, or all eight together.
+    // Two columns of a lane are in one of four matrices, or all eight together: in a matrix of their own, or one after the
+    // other for each token.
+    if (to.matrices == HALF_IN_ORDER) return tile + (size_t)(64 * q + t % 8 * 8 + 4 * upper);
     if (to.matrices) return tile + (size_t)(128 * upper + t % 8 * 8 + 2 * q);
     return tile + (size_t)((t % 8 * 4 + q) * 8 + 4 * upper);
 }
+// From two values there to the next two.
+__device__ __forceinline__ int wide_next(const te_cuda_half &to) { return to.matrices == HALF_IN_TURN ? 64 : 2; }
 // The four values, as two words.
 __device__ __forceinline__ void wide_put(const te_cuda_half &to, int t, int c, uint2 v) {
     uint16_t *p = (uint16_t *)to.v + wide_place(to, t, c);
-    if (!to.matrices) {
+    if (wide_next(to) == 2) {
         *(uint2 *)p = v;
         return;
     }

@@ -1,0 +1,270 @@
+// check_products.hpp - products of prompts, those of a few tokens with their input in tiles, and with an activation.
+#pragma once
+#include "check_prompt_attention.hpp"
+
+struct product_case {
+    int type, rows, cols, n_tok;
+    bool transposed, bias, relu, add, marks, pieces;
+    bool tiles = false; // input in the form for a few tokens
+};
+
+static void check_gemm_case(const product_case &k) {
+    AT("gemm %s %d x %d, %d tokens, transposed %d, bias %d, relu %d, add %d, marks %d, pieces %d, tiles %d, %s",
+       te_type_get(k.type)->name, k.rows, k.cols, k.n_tok, k.transposed, k.bias, k.relu, k.add, k.marks, k.pieces,
+       k.tiles, api->gemm_by(dev));
+    const int depth = k.transposed ? k.rows : k.cols, outs = k.transposed ? k.cols : k.rows;
+    matrix a = matrix_new(k.type, k.rows, k.cols);
+    floats x(k.n_tok, depth);
+    halves in = halves_new(k.n_tok, depth, k.tiles ? k.type : -1);
+    is_true(!k.tiles || in.h.tiles > 0, "no form for a few tokens");
+    is_true(!k.tiles || in.h.matrices || !is_by_groups(k.type, k.n_tok), "not by wgmma");
+    te_cuda_halve half = {};
+    half.x = x.p;
+    half.ldx = x.ld;
+    half.n_tok = k.n_tok;
+    half.cols = depth;
+    half.to = in.h;
+    OK(api->halve(dev, &half));
+    const size_t ldy = up_to((size_t)outs, 4) + 4, n_y = (size_t)k.n_tok * ldy;
+    const std::vector<float> bias = normals((size_t)outs), before = normals(n_y);
+    std::vector<float> start(n_y + 16, CANARY);
+    if (k.add) std::copy(before.begin(), before.end(), start.begin() + 8);
+    float *y = device_of(start);
+    const size_t ld_mark = up_to((size_t)outs, 32) / 8;
+    uint8_t *mark = device_of(std::vector<uint8_t>((size_t)k.n_tok * ld_mark, 0xa5));
+    te_cuda_gemm op = {};
+    op.x = in.h;
+    op.n_tok = k.n_tok;
+    op.transposed = k.transposed;
+    op.n_products = 1;
+    te_product *p = &op.product[0];
+    p->w = a.m;
+    p->y = y + 8;
+    p->ldy = ldy;
+    if (k.bias) p->bias = device_of(bias);
+    p->relu = k.relu;
+    if (k.add) {
+        p->add = p->y;
+        p->ld_add = ldy;
+    }
+    if (k.marks) {
+        p->mark = mark;
+        p->ld_mark = ld_mark;
+        p->mark_threshold = 1;
+    }
+    size_t least;
+    op.n_scratch = api->gemm_scratch(dev, &a.m, k.n_tok, &least);
+    if (k.pieces) op.n_scratch = least;
+    op.scratch = device_new<uint8_t>(op.n_scratch + 256);
+    OK(api->gemm(dev, &op));
+    const std::vector<float> got = host_of(y, n_y + 16);
+    if (!k.add) { // again, from a recording: other bits if a sum's order depends on time
+        te_cuda_graph *g = nullptr;
+        OK(api->capture_begin(dev));
+        OK(api->gemm(dev, &op));
+        OK(api->capture_end(dev, &g));
+        for (int turn = 0; turn < 2; turn++) OK(api->graph_launch(dev, g));
+        const std::vector<float> again = host_of(y, n_y + 16);
+        same_bits(got.data(), again.data(), got.size() * 4, "a repeat gives other bits");
+        api->graph_free(g);
+    }
+    for (size_t i = 0; i < 8; i++) {
+        near((long)i - 8, (double)got[i], (double)CANARY, 0);
+        near((long)(n_y + i), (double)got[n_y + 8 + i], (double)CANARY, 0);
+    }
+    const long all = (long)k.n_tok * outs, wanted = std::min(all, 3000L);
+    for (long i = 0; i < wanted; i++) {
+        const long e = wanted == all ? i : i < 300 ? all - 1 - i : (long)(random_word() % (uint64_t)all);
+        const int t = (int)(e / outs), r = (int)(e % outs);
+        double s = 0, size = 0, squares = 0;
+        for (int c = 0; c < depth; c++) {
+            const double w = k.transposed ? a.row(c)[r] : a.row(r)[c], v = w * x.at(t, c);
+            s += v;
+            size += fabs(v);
+            squares += v * v;
+        }
+        if (k.bias) s += (double)bias[(size_t)r];
+        if (k.relu) s = std::max(s, 0.0);
+        if (k.add) s += (double)before[(size_t)t * ldy + (size_t)r];
+        near(e, (double)got[8 + (size_t)t * ldy + (size_t)r], s,
+             6 * 0x1p-11 * sqrt(2 * squares / 3) + 0x1p-18 * size + 1e-6);
+    }
+    for (int t = 0; t < k.n_tok; t++)
+        for (size_t c = (size_t)outs; c < ldy; c++) {
+            const size_t i = (size_t)t * ldy + c;
+            near((long)i, (double)got[8 + i], k.add ? (double)before[i] : (double)CANARY, 0);
+        }
+    if (k.marks) {
+        const std::vector<uint8_t> m = host_of(mark, (size_t)k.n_tok * ld_mark);
+        for (int t = 0; t < k.n_tok; t++)
+            for (int r = 0; r < outs; r++)
+                is_true((m[(size_t)t * ld_mark + (size_t)r / 8] >> r % 8 & 1) ==
+                            (got[8 + (size_t)t * ldy + (size_t)r] >= 1),
+                        "a mark is wrong");
+    }
+    a.free();
+    x.free();
+    in.free();
+    for (void *q : {(void *)y, (void *)mark, op.scratch}) OK(api->free(dev, q));
+}
+
+// Products of one input in one launch: the bits of each by itself.
+static void check_products_together(int type, int n_tok) {
+    AT("gemm %s, three products of %d tokens", te_type_get(type)->name, n_tok);
+    const int cols = 1024, rows[3] = {300, 128, 77};
+    floats x(n_tok, cols);
+    halves in = halves_new(n_tok, cols, type);
+    te_cuda_halve half = {};
+    half.x = x.p;
+    half.ldx = x.ld;
+    half.n_tok = n_tok;
+    half.cols = cols;
+    half.to = in.h;
+    OK(api->halve(dev, &half));
+    te_cuda_gemm all = {};
+    all.x = in.h;
+    all.n_tok = n_tok;
+    std::vector<matrix> w;
+    float *y[2][3];
+    for (int i = 0; i < 3; i++) {
+        w.push_back(matrix_new(type, rows[i], cols));
+        for (auto &of : y) of[i] = device_of(std::vector<float>((size_t)n_tok * 304, CANARY));
+        te_product *p = &all.product[all.n_products++];
+        p->w = w.back().m;
+        p->y = y[0][i];
+        p->ldy = 304;
+        te_cuda_gemm one = all;
+        one.n_products = 1;
+        one.product[0] = *p;
+        one.product[0].y = y[1][i];
+        OK(api->gemm(dev, &one));
+    }
+    OK(api->gemm(dev, &all));
+    for (int i = 0; i < 3; i++) {
+        const std::vector<float> together = host_of(y[0][i], (size_t)n_tok * 304),
+                                 alone = host_of(y[1][i], (size_t)n_tok * 304);
+        for (size_t k = 0; k < alone.size(); k++) {
+            const bool there = k % 304 < (size_t)rows[i]; // columns may be cut into other parts
+            near((long)k, (double)together[k], (double)alone[k], there ? 1e-3 * fabs((double)alone[k]) + 1e-3 : 0);
+        }
+        w[(size_t)i].free();
+        for (auto &of : y) OK(api->free(dev, of[i]));
+    }
+    in.free();
+    x.free();
+}
+
+// Gate and up with their activation in one launch, beside the same products by themselves. down: the type of the matrix that
+// hidden values are for. size: of the input, whose hidden values may leave the range of F16.
+static void check_activated(int type, int down, te_activation act, int n, int cols, int n_tok, double size) {
+    AT("gemm %s %d x %d and activation %d for %s, %d tokens, size %g", te_type_get(type)->name, n, cols, (int)act,
+       te_type_get(down)->name, n_tok, size);
+    halves in = halves_new(n_tok, cols, type), to = halves_new(n_tok, n, down);
+    const bool at_once = in.h.matrices && to.h.matrices;
+    is_true(at_once || !is_by_groups(type, n_tok) || !is_by_groups(down, n_tok), "not by wgmma");
+    if (!at_once) { // by kernels of their own
+        in.free();
+        to.free();
+        return;
+    }
+    floats x(n_tok, cols, (float)size);
+    te_cuda_halve half = {};
+    half.x = x.p;
+    half.ldx = x.ld;
+    half.n_tok = n_tok;
+    half.cols = cols;
+    half.to = in.h;
+    OK(api->halve(dev, &half));
+    matrix w[2] = {matrix_new(type, n, cols), matrix_new(type, n, cols)}; // up, gate
+    const size_t ld = up_to((size_t)n, 4);
+    const std::vector<float> bias = normals((size_t)n);
+    float *y[2];
+    te_cuda_gemm op = {};
+    op.x = in.h;
+    op.n_tok = n_tok;
+    op.n_products = 2;
+    for (int i = 0; i < 2; i++) {
+        y[i] = device_new<float>((size_t)n_tok * ld);
+        op.product[i].w = w[i].m;
+        op.product[i].y = y[i];
+        op.product[i].ldy = ld;
+    }
+    OK(api->gemm(dev, &op));
+    const std::vector<float> up = host_of(y[0], (size_t)n_tok * ld), gate = host_of(y[1], (size_t)n_tok * ld);
+    te_cuda_act a = {};
+    a.up = y[0];
+    a.ld_up = ld;
+    a.n_tok = n_tok;
+    a.n = n;
+    a.up_bias = device_of(bias);
+    a.act = act;
+    a.to = to.h;
+    a.fired = device_of(std::vector<uint32_t>((size_t)n, 5));
+    a.counts = device_of(std::vector<uint32_t>(3, 7));
+    op.act = &a;
+    op.counter = device_of(std::vector<uint32_t>((size_t)n_tok + 1, 0));
+    for (int turn = 0; turn < 2; turn++) OK(api->gemm(dev, &op));
+    to.read();
+    double most[2] = {0, 0};
+    for (size_t i = 0; i < up.size(); i++) {
+        most[0] = fmax(most[0], fabs((double)up[i]));
+        most[1] = fmax(most[1], fabs((double)gate[i]));
+    }
+    uint32_t least_fired = 0, most_fired = 0; // floats may be too small to be numbers
+    for (int t = 0; t < n_tok; t++)
+        for (int j = 0; j < n; j++) {
+            const size_t i = (size_t)t * ld + (size_t)j;
+            const double u = (double)(up[i] + bias[(size_t)j]), g = activation(act, 0, (double)gate[i]), h = g * u;
+            least_fired += fabs(g) > 1e-36 && fabs(h) > 1e-36;
+            most_fired += fabs(h) > 1e-46;
+            near((long)i, to.at(t, j), h,
+                 0x1p-10 * fabs(h) + 0x1p-15 * (fabs(u) * most[1] + fabs(g) * most[0]) + 1e-30);
+        }
+    const std::vector<uint32_t> counts = host_of(a.counts, 3), of = host_of(a.fired, (size_t)n);
+    is_true(counts[0] == 7 + 2 * (uint32_t)(n_tok * n) && counts[1] == counts[0], "counts are wrong");
+    uint32_t all = 0;
+    for (uint32_t c : of) all += c - 5;
+    const bool is_within = all >= 2 * least_fired && all <= 2 * most_fired;
+    is_true(all + 7 == counts[2] && (size > 1 || is_within), "fired is wrong");
+    for (uint32_t c : host_of(op.counter, (size_t)n_tok + 1)) same(0, c, 0);
+    for (const void *q : {(const void *)y[0], (const void *)y[1], (const void *)a.up_bias, (const void *)a.fired,
+                          (const void *)a.counts, (const void *)op.counter})
+        OK(api->free(dev, (void *)q));
+    for (matrix &m : w) m.free();
+    in.free();
+    to.free();
+    x.free();
+}
+
+static void check_gemm_of_few(int type) {
+    const bool f = is_float(type), k256 = te_type_get(type)->block_weights == 256;
+    const int odd = f ? 333 : k256 ? 768 : 96, cols = k256 ? 1024 : 1056;
+    check_gemm_case({type, 300, odd, 9, false, true, false, false, false, false, true});
+    check_gemm_case({type, 130, cols, 63, false, false, true, false, false, false, true});
+    check_gemm_case({type, 1000, cols, 64, false, true, true, false, false, false, true});
+    check_gemm_case({type, 37, cols, 17, false, true, false, true, false, false, true});
+    check_gemm_case({type, 520, odd, 33, false, false, false, true, false, false, true});
+    check_gemm_case({type, 520, 4096, 24, false, false, false, true, false, false, true});
+    if (type == TE_F16) { // blocks of one and of several groups of rows, columns in one part and in two
+        check_gemm_case({type, 3000, 6400, 64, false, true, false, false, false, false, true});
+        for (int n_tok : {9, 16, 24, 25, 40, 48, 56, 64}) {
+            check_gemm_case(
+                {type, 100 + 16 * n_tok, 333 + 8 * n_tok, n_tok, false, true, false, true, false, false, true});
+            check_activated(type, type, TE_SILU, 77 * n_tok, 520, n_tok, 1);
+        }
+        check_activated(type, type, TE_RELU, 22016, 264, 16, 1e6);
+        check_activated(type, TE_Q8_0, TE_SILU, 1000, 520, 24, 1);
+        check_activated(TE_Q8_0, type, TE_SILU, 1000, 544, 64, 1);
+    }
+    if (type == TE_F16 || type == TE_Q4_0 || type == TE_Q6_K) { // many rows and columns, and each number of tiles
+        check_gemm_case({type, 6000, 1024, 32, false, true, false, false, false, false, true});
+        check_gemm_case({type, 9000, 1024, 28, false, true, false, false, false, false, true});
+        check_gemm_case({type, 13000, 1024, 41, false, true, false, false, false, false, true});
+        check_gemm_case({type, 40, 14336, 56, false, true, false, false, false, false, true});
+        check_activated(type, type, TE_SILU, 5632, 1024, 49, 1);
+    }
+    if (type == TE_Q4_K) check_activated(type, TE_Q6_K, TE_SILU, 1024, 1024, 40, 1);
+    for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);
+    check_activated(type, type, TE_RELU, 300, cols, 17, 1);
+    check_activated(type, type, TE_SILU, 1000, odd, 64, 1e6);
+}

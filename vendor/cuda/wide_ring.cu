@@ -1,0 +1,124 @@
+// wide_ring.cu - products of 9 to 64 tokens with F16 on Hopper: how rows and columns are shared out, and where matrices are.
+#include "../core/te_os.h"
+#include "prefill.cuh"
+#include "wide_ring.cuh"
+
+namespace te {
+
+// cuTensorMapEncodeTiled is the driver's; its arguments and their values are declared here.
+enum { MAP_F16 = 6, MAP_PLAIN = 0, MAP_SWIZZLE_128 = 3, MAP_L2_256 = 3, MAP_ZEROS = 0 };
+typedef int (*encode_map)(ring_map *, int type, uint32_t rank, const void *, const uint64_t *size,
+                          const uint64_t *stride, const uint32_t *box, const uint32_t *step, int interleave,
+                          int swizzle, int promotion, int fill);
+static encode_map map_encoder() { // NULL: an older driver
+    static encode_map found;
+    encode_map f = __atomic_load_n(&found, __ATOMIC_ACQUIRE);
+    if (f) return f;
+    char why[256];
+    void *library = te_os_library("libcuda.so.1", why, sizeof why);
+    if (!library || !te_os_symbol(library, "cuTensorMapEncodeTiled", (void *)&f, sizeof f)) return nullptr;
+    __atomic_store_n(&found, f, __ATOMIC_RELEASE);
+    return f;
+}
+
+static te_status map_rows(te_cuda *d, const te_mat *w, int rows, ring_map *out) {
+    const uint64_t size[2] = {(uint64_t)w->cols, (uint64_t)w->n_rows}, stride[1] = {w->stride};
+    const uint32_t box[2] = {RING_TILE, (uint32_t)rows}, step[2] = {1, 1};
+    const int e = map_encoder()(out, MAP_F16, 2, w->w, size, stride, box, step, MAP_PLAIN, MAP_SWIZZLE_128, MAP_L2_256,
+                                MAP_ZEROS);
+    if (!e) return TE_OK;
+    return refuse(d, te_fail(TE_DEVICE, "gemm: the driver has no map of %d x %d F16 (error %d)", (int)w->n_rows,
+                             (int)w->cols, e));
+}
+
+static void (*const kernels[])(ring_args) = {ring_kernel<2>, ring_kernel<3>, ring_kernel<4>, ring_kernel<5>,
+                                             ring_kernel<6>, ring_kernel<7>, ring_kernel<8>};
+
+struct ring_cut {
+    int rows, splits, stages;
+};
+static size_t ring_smem(int tiles, const ring_cut &c) {
+    const size_t x = (size_t)(c.stages * tiles * RING_X),
+                 // the last group multiplies 64 rows, whatever is there
+        over = (size_t)(divide_up(c.rows, 64) * 64 - c.rows) * 2 * RING_TILE,
+                 ring = (size_t)(c.stages * c.rows) * 2 * RING_COLS + (x > over ? x : over),
+                 part = sizeof(float) * (size_t)(8 * tiles * (c.rows + 4));
+    return 2 * RING_BEGIN + (ring > part ? ring : part);
+}
+// Kernels have some shared memory besides.
+static size_t ring_room(const te_cuda *d) { return d->smem_block - 1024; }
+
+int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
+#ifdef TE_CUDA_WGMMA // the build has code for sm_90a
+    const bool has = d->info.major == 9 && type == TE_F16 && n_tok > TE_CUDA_MAX_TOK && n_tok <= TE_CUDA_WIDE_TOK &&
+                     ring_smem(8, {RING_ROWS, 1, RING_LEAST_STAGES}) <= ring_room(d) && map_encoder();
+    return has ? divide_up(n_tok, 8) : 0;
+#else
+    (void)d;
+    (void)type;
+    (void)n_tok;
+    return 0;
+#endif
+}
+
+// A block for each multiprocessor, or two that split its columns: where there are few rows, or, of long rows, some.
+static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
+    ring_cut c = {};
+    const int stages = divide_up(cols, RING_COLS), sm = d->info.n_sm;
+    c.splits = (n_rows <= 8 * sm && stages > 1) || (n_rows <= 40 * sm && stages > 48) ? 2 : 1;
+    const int64_t slots = sm / c.splits, turns = divide_up(n_rows, slots * RING_ROWS);
+    c.rows = divide_up(divide_up(n_rows, slots * turns), 16) * 16;
+    c.stages = RING_STAGES;
+    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_room(d)) c.stages--;
+    return c;
+}
+
+te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
+    const te_cuda_half &x = op->x;
+    const te_mat *first = &op->product[0].w;
+    if (op->transposed || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > TE_CUDA_WIDE_TOK ||
+        x.tiles != divide_up(op->n_tok, 8) || x.ld % 256 || !ring_tiles_for(d, first->type, op->n_tok))
+        return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
+    if (op->act) TE_CUDA_TRY(check_act(d, op));
+    ring_args args = {};
+    group_args &a = args.of;
+    int64_t n_rows = 0;
+    for (int i = 0; i < op->n_products; i++) n_rows += op->product[i].w.n_rows;
+    const ring_cut c = cut_of(d, n_rows, first->cols, x.tiles);
+    a.x = (const uint4 *)x.v;
+    a.scale = x.scale;
+    a.n_tok = op->n_tok;
+    a.cols = first->cols;
+    a.splits = c.splits;
+    a.stages = c.stages;
+    args.rows = c.rows;
+    for (int i = 0; i < op->n_products; i++) {
+        const te_product *p = &op->product[i];
+        if (p->w.type != TE_F16)
+            return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not that of weights of type %d", (int)p->w.type));
+        if (p->mark) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: marks of a few tokens' products"));
+        TE_CUDA_TRY(map_rows(d, &p->w, c.rows / 2, args.map + i));
+        a.product[a.n_products++] = {(const uint8_t *)p->w.w,
+                                     p->w.stride,
+                                     p->bias,
+                                     p->add,
+                                     p->y,
+                                     p->ld_add,
+                                     p->ldy,
+                                     p->w.n_rows,
+                                     a.groups,
+                                     p->relu != 0};
+        a.groups += divide_up(p->w.n_rows, c.rows) * (c.rows / 16);
+    }
+    if (op->act) {
+        a.activates = true;
+        a.act = *op->act;
+        a.counter = op->counter;
+        a.groups = divide_up(op->act->n, 8);
+    }
+    return launch_clusters(d, "gemm", kernels[x.tiles - 2],
+                           dim3((unsigned)(divide_up(a.groups, c.rows / 16) * c.splits)), (unsigned)c.splits,
+                           128 * divide_up(c.rows, 64) + 32, ring_smem(x.tiles, c), args);
+}
+
+} // namespace te
