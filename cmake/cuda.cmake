@@ -3,10 +3,10 @@
 #
 #   -DPOWERINFER_CUDA=ON
 #   -DPOWERINFER_CUDA_ARCHITECTURES="90"      default: 75-real ... 100-real, and 120 with PTX; or "native"
-set(POWERINFER_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90-real;100-real;120" CACHE STRING
-    "GPU architectures of the CUDA backend")
+set(POWERINFER_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures of the CUDA backend; empty: all")
+include(cmake/cuda_architectures.cmake)
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES "${POWERINFER_CUDA_ARCHITECTURES}")
+    set(CMAKE_CUDA_ARCHITECTURES "${cuda_architectures}")
 endif()
 enable_language(CUDA)
 # Of compute capability 9.0 all instructions are used, wgmma, too (wide_multiply.cuh).

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "../../vendor/core/te_types.h"
-#include "attention.h"
+#include "attend.h"
 #include "ffn.h"
 #include "per_layer.h"
 #include "recurrent.h"

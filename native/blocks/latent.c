@@ -17,7 +17,7 @@
 #include "../../vendor/core/te_types.h"
 #include "../model/bind.h"
 #include "../model/keys.h"
-#include "attention.h"
+#include "attend.h"
 #include "ops.h"
 
 /* Keys and values of all heads in one tensor, as files had it before absorption: of each head first the rows of its key, then

@@ -26,7 +26,7 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
-#include "../blocks/attention.h"
+#include "../blocks/attend.h"
 #include "../blocks/ffn.h"
 #include "../blocks/forward.h"
 #include "cache.h"

@@ -32,6 +32,7 @@
 #include "../../vendor/core/te_status.h"
 #include "candidates.h"
 #include "dry.h"
+#include "penalties.h"
 #include "weigh.h"
 
 enum { FIRST_LOOK = 256 };
@@ -53,16 +54,7 @@ struct pi_sampler {
     candidate *work;
     candidate *spare;
 
-    /* Accepted tokens, kept only when a penalty is on: a ring of the last `window`, and each distinct token in it with
-     * its count. */
-    int64_t window; /* 0: no penalties; INT64_MAX: all */
-    int32_t *ring;
-    int64_t n_ring, ring_size, ring_next;
-    int32_t *count;    /* [n_vocab] */
-    int32_t *distinct; /* [n_vocab], n_distinct of them valid */
-    int32_t *place;    /* [n_vocab] where a token stands in distinct */
-    int32_t n_distinct;
-
+    pi_penalties penalties;
     pi_dry dry;
 };
 
@@ -115,15 +107,7 @@ pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_
         memcpy(s->bias_token, bias_token, (size_t)n_bias * sizeof *bias_token);
         memcpy(s->bias, bias, (size_t)n_bias * sizeof *bias);
     }
-    if (options->repeat_penalty != 1.0f || options->frequency_penalty != 0.0f || options->presence_penalty != 0.0f) {
-        s->window = options->penalty_last_n < 0 ? INT64_MAX : options->penalty_last_n;
-    }
-    if (s->window > 0) {
-        s->count = calloc((size_t)n_vocab, sizeof *s->count);
-        s->distinct = calloc((size_t)n_vocab, sizeof *s->distinct);
-        s->place = calloc((size_t)n_vocab, sizeof *s->place);
-        if (!s->count || !s->distinct || !s->place) goto no_memory;
-    }
+    if (!pi_penalties_open(&s->penalties, options, n_vocab)) goto no_memory;
     if (!pi_dry_open(&s->dry, options, n_vocab)) goto no_memory;
     s->o.dry_breakers = NULL; /* the caller's */
     pi_sampler_reset(s, options->seed);
@@ -145,10 +129,7 @@ void pi_sampler_free(pi_sampler *s) {
     free(s->spare);
     free(s->bias_token);
     free(s->bias);
-    free(s->ring);
-    free(s->count);
-    free(s->distinct);
-    free(s->place);
+    pi_penalties_close(&s->penalties);
     pi_dry_close(&s->dry);
     free(s);
 }
@@ -160,20 +141,8 @@ void pi_sampler_reset(pi_sampler *s, uint64_t seed) {
     s->o.seed = seed;
     s->random = seed;
     s->mu = 2.0 * (double)s->o.mirostat_tau;
-    for (int32_t i = 0; i < s->n_distinct; i++) s->count[s->distinct[i]] = 0;
-    s->n_distinct = 0;
-    s->n_ring = 0;
-    s->ring_next = 0;
+    pi_penalties_reset(&s->penalties);
     pi_dry_reset(&s->dry);
-}
-
-/* ---- penalties ---- */
-
-static void forget(pi_sampler *s, int32_t token) {
-    if (--s->count[token] > 0) return;
-    const int32_t last = s->distinct[--s->n_distinct];
-    s->distinct[s->place[token]] = last;
-    s->place[last] = s->place[token];
 }
 
 pi_status pi_sampler_accept(pi_sampler *s, int32_t token) {
@@ -184,47 +153,10 @@ pi_status pi_sampler_accept(pi_sampler *s, int32_t token) {
     if (!pi_dry_accept(&s->dry, token)) {
         return (pi_status)te_fail(TE_MEMORY, "no memory for %lld tokens", (long long)s->dry.n);
     }
-    if (s->window == 0) return PI_OK;
-    if (s->window != INT64_MAX) {
-        if (s->n_ring == s->ring_size && s->ring_size < s->window) {
-            int64_t size = s->ring_size < 64 ? 64 : 2 * s->ring_size;
-            if (size > s->window) size = s->window;
-            int32_t *ring = realloc(s->ring, (size_t)size * sizeof *ring);
-            if (ring == NULL) {
-                return (pi_status)te_fail(TE_MEMORY, "no memory for the last %lld tokens", (long long)size);
-            }
-            s->ring = ring;
-            s->ring_size = size;
-        }
-        if (s->n_ring == s->window) {
-            forget(s, s->ring[s->ring_next]);
-        } else {
-            s->n_ring++;
-        }
-        s->ring[s->ring_next] = token;
-        if (++s->ring_next == s->window) s->ring_next = 0;
+    if (!pi_penalties_accept(&s->penalties, token)) {
+        return (pi_status)te_fail(TE_MEMORY, "no memory for the last %lld tokens", (long long)s->penalties.window);
     }
-    if (s->count[token] == 0) {
-        s->place[token] = s->n_distinct;
-        s->distinct[s->n_distinct++] = token;
-    }
-    if (s->count[token] < INT32_MAX) s->count[token]++;
     return PI_OK;
-}
-
-static float clamped(double value) {
-    return value > (double)FLT_MAX ? FLT_MAX : value < -(double)FLT_MAX ? -FLT_MAX : (float)value;
-}
-
-static void penalise(pi_sampler *s) {
-    for (int32_t i = 0; i < s->n_distinct; i++) {
-        const int32_t token = s->distinct[i];
-        double value = (double)s->own[token];
-        if (value == -(double)INFINITY) continue;
-        value = value > 0.0 ? value / (double)s->o.repeat_penalty : value * (double)s->o.repeat_penalty;
-        value -= (double)s->count[token] * (double)s->o.frequency_penalty + (double)s->o.presence_penalty;
-        s->own[token] = clamped(value);
-    }
 }
 
 /* ---- candidates ---- */
@@ -397,14 +329,14 @@ static void adjust(pi_sampler *s) {
         const bool excluded = *value == -INFINITY || s->bias[i] == -INFINITY;
         *value = excluded ? -INFINITY : clamped((double)*value + (double)s->bias[i]);
     }
-    penalise(s);
+    pi_penalties_apply(&s->penalties, v);
     if (s->dry.n > 0) pi_dry_penalise(&s->dry, v);
     uint32_t bad = 0; /* what is clamped is none */
-    const bool few = s->dry.n == 0 && s->n_bias + s->n_distinct < s->n_blocks;
+    const bool few = s->dry.n == 0 && s->n_bias + s->penalties.n_distinct < s->n_blocks;
     for (int32_t i = 0; few && i < s->n_bias; i++)
         s->block_max[s->bias_token[i] / BLOCK] = max_in(s, s->bias_token[i] / BLOCK, &bad);
-    for (int32_t i = 0; few && i < s->n_distinct; i++)
-        s->block_max[s->distinct[i] / BLOCK] = max_in(s, s->distinct[i] / BLOCK, &bad);
+    for (int32_t i = 0; few && i < s->penalties.n_distinct; i++)
+        s->block_max[s->penalties.distinct[i] / BLOCK] = max_in(s, s->penalties.distinct[i] / BLOCK, &bad);
     for (int32_t b = 0; !few && b < s->n_blocks; b++) s->block_max[b] = max_in(s, b, &bad);
 }
 
@@ -415,7 +347,7 @@ static pi_status prepare(pi_sampler *s, const float *logits, float *max) {
     for (int32_t b = 0; b < s->n_blocks; b++) s->block_max[b] = max_in(s, b, &bad);
     for (int32_t i = 0; bad; i++)
         if (!(logits[i] <= FLT_MAX)) REFUSE("the logit of token %d is %g", i, (double)logits[i]);
-    if (s->n_bias > 0 || s->n_distinct > 0 || s->dry.n > 0) adjust(s);
+    if (s->n_bias > 0 || s->penalties.n_distinct > 0 || s->dry.n > 0) adjust(s);
     *max = -INFINITY;
     for (int32_t b = 0; b < s->n_blocks; b++) *max = larger(*max, s->block_max[b]);
     if (*max == -INFINITY) REFUSE("all %d tokens are excluded: every logit is -inf", s->n_vocab);

@@ -40,6 +40,10 @@ static inline double sum_of(const float *weights, int32_t n) {
     return ((chain[0] + chain[4]) + (chain[1] + chain[5])) + ((chain[2] + chain[6]) + (chain[3] + chain[7]));
 }
 
+static inline float clamped(double value) {
+    return value > (double)FLT_MAX ? FLT_MAX : value < -(double)FLT_MAX ? -FLT_MAX : (float)value;
+}
+
 static inline float larger(float a, float b) { return a > b ? a : b; }
 
 /* The largest of BLOCK values, written so that compilers make vectors of it; *bad: whether a NaN or +inf was met. */

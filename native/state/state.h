@@ -104,7 +104,7 @@ struct pi_session {
     int32_t *list_part; /* [n_threads] how many of them are in each part */
     float *scratch;     /* per member: scratch_floats */
     size_t scratch_floats;
-    float *parts; /* sums of attention's parts; see attention.c */
+    float *parts; /* sums of attention's parts; see attend.c */
     pi_attention_room room;
     void *memory;
     size_t memory_bytes;

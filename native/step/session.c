@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "../../vendor/core/te_types.h"
-#include "../blocks/attention.h"
+#include "../blocks/attend.h"
 #include "../hybrid/hybrid.h"
 #include "../state/options.h"
 
@@ -114,7 +114,7 @@ static void lay_out(pi_session *s, carver *c) {
     if (!s->options.count_neurons) s->fired = NULL;
 }
 
-/* What attention.c and a context shift need per member; rounded to cache lines. */
+/* What attend.c and a context shift need per member; rounded to cache lines. */
 static size_t scratch_floats(const pi_session *s) {
     const size_t shift = (size_t)s->model->info.n_embd_head * 2;
     const size_t embd = (size_t)s->model->n_embd_layer, least = shift > embd ? shift : embd;

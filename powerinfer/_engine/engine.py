@@ -14,32 +14,24 @@ youngest generation waits and is computed again later.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ..errors import (
-    ArgumentError,
-    BusyError,
-    ClosedError,
-    ContextError,
-    PowerInferError,
-    UnsupportedError,
-)
+from ..errors import ArgumentError, ClosedError, ContextError, PowerInferError, UnsupportedError
 from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
-from .drafting import Drafter
 from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
+from .request_queue import RequestQueue
 from .scheduler_stats import RequestTimes
 from .session import Session
-from .speculation import free_guesses, take_guesses
+from .speculation import free_guesses, show_heads, take_guesses
 
 
 class Engine:
@@ -73,25 +65,20 @@ class Engine:
         self.n_ctx = info.n_ctx
         self._n_batch = info.n_batch
         self._n_seq = info.n_seq if n_seq is None else n_seq
-        self.max_running = max_running or max(self._n_seq // 2, 1)
-        if not 1 <= self.max_running <= self._n_seq:
+        most = max_running or max(self._n_seq // 2, 1)
+        if not 1 <= most <= self._n_seq:
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
         if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
-        self.max_waiting = max_waiting
         self._pace = Pace(prompt_part)
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
-        self.changed = threading.Condition()
-        """Notified when a request comes or is cancelled, and when the engine is closed."""
-        self._waiting: deque[Request] = deque()  # with the lock
-        self._running: list[Request] = []  # of who steps; others read its length
+        self.queue = RequestQueue(most, max_waiting)
+        self.changed = self.queue.changed
+        self._running = self.queue.running
         self._chosen: list[tuple[Request, int, bool]] = []  # not given yet
         self._n_guesses = self._n_guesses_given = n_guesses
-        self.is_closing = False
-        """No new requests are taken."""
-        self._ends_at = 0.0
         self.n_feeds = 0
         """Batches computed so far; the last one's logits are what the session has."""
         self.ended: Counter[str] = Counter()
@@ -108,18 +95,17 @@ class Engine:
     @property
     def n_requests(self) -> tuple[int, int]:
         """Requests under way, and those that wait for a place."""
-        return len(self._running), len(self._waiting)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether add() takes another request at the moment."""
-        free = max(self.max_running - len(self._running), 0)
-        return self.max_waiting is None or len(self._waiting) < self.max_waiting + free
+        return len(self._running), len(self.queue.waiting)
 
     @property
     def is_busy(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self._running or self._waiting)
+        return bool(self._running or self.queue.waiting)
+
+    @property
+    def is_closing(self) -> bool:
+        """No new requests are taken."""
+        return self.queue.is_closing
 
     def check(self, ids: Ids) -> None:
         """Raises ArgumentError or ContextError for a prompt that cannot be computed."""
@@ -127,40 +113,18 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
-        with self.changed:
-            if self.is_closing:
-                raise ClosedError("the model is closed")
-            if not self.has_room:
-                raise BusyError(
-                    f"{len(self._running)} requests are under way and {len(self._waiting)} are waiting"
-                )
-            self._waiting.append(request)
-            self.changed.notify_all()
+        self.queue.add(request)
 
     def cancel(self, stream: Stream) -> None:
         """Ends a request before the next step; does nothing after its end."""
-        with self.changed:
-            if stream.reason is not None:
-                return
-            stream.is_cancelled = True
-            request = next((request for request in self._waiting if request.stream is stream), None)
-            if request is not None:
-                self._waiting.remove(request)
-            self.changed.notify_all()
+        request = self.queue.cancel(stream)
         if request is not None:
             self._end(request, "cancelled")
 
     def close(self, *, grace_s: float = 0.0) -> None:
         """Takes no more requests. Those that wait end with ClosedError at once, those under way in the first
         step after grace_s seconds."""
-        with self.changed:
-            if not self.is_closing or time.monotonic() + grace_s < self._ends_at:
-                self._ends_at = time.monotonic() + grace_s
-            self.is_closing = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            self.changed.notify_all()
-        for request in waiting:
+        for request in self.queue.close(grace_s):
             self._end(request, "error", ClosedError("the model is closed"))
 
     # -- what one thread at a time may call
@@ -192,7 +156,7 @@ class Engine:
         try:
             sequence = request.sequence
             is_held = sequence is not None and self.session.length(sequence.number) == sequence.n
-            if not is_held and stream.reason is None and request not in self._waiting:
+            if not is_held and stream.reason is None and request not in self.queue.waiting:
                 self.suspend()
                 self.add(request)
             while stream.reason is None and not stream.has_more:
@@ -259,8 +223,7 @@ class Engine:
         """After a step that was interrupted, or failed: nothing is under way, and what sequences hold is what
         the session says."""
         with self.changed:
-            requests = [*self._running, *self._waiting]
-            self._waiting.clear()
+            requests = [*self._running, *self.queue.take_waiting()]
             self._running.clear()
         for request in requests:
             request.sequence = None
@@ -269,10 +232,7 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Ends everything that is under way or waits with this error, and forgets what sequences hold."""
-        with self.changed:
-            requests = [*self._running, *self._waiting]
-            self._waiting.clear()
-        for request in requests:
+        for request in [*self._running, *self.queue.take_waiting()]:
             request.sequence = None
             self._finish(request, "error", error)
         self.cache.drop_all()
@@ -312,7 +272,7 @@ class Engine:
 
     def _alone(self) -> Request | None:
         """The only request, if all that the step has to do is to compute its next token."""
-        if len(self._running) != 1 or self._waiting or self.is_closing:
+        if len(self._running) != 1 or self.queue.waiting or self.is_closing:
             return None
         request = self._running[0]
         is_late = request.deadline is not None and time.monotonic() >= request.deadline
@@ -346,10 +306,8 @@ class Engine:
         if error is not None:
             self._finish(request, "error", error)
             return True
-        reason = self._chosen_token(request, token, request.append_chosen(token))
+        self._took(request, token)
         self._give()
-        if reason is not None:
-            self._over(request, reason)
         return True
 
     def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
@@ -387,29 +345,24 @@ class Engine:
                 self._finish(request, request.over)
             elif request.deadline is not None and now >= request.deadline:
                 self._finish(request, "time")
-            elif self.is_closing and now >= self._ends_at:
+            elif self.queue.is_over:
                 self._finish(request, "error", ClosedError("the model is closed"))
-        with self.changed:
-            late = [r for r in self._waiting if r.deadline is not None and now >= r.deadline]
-            left = [r for r in self._waiting if r.stream.is_cancelled and r not in late]
-            for request in (*late, *left):
-                self._waiting.remove(request)
-        for request in (*late, *left):  # these while they gave way to others
-            self._finish(request, "time" if request in late else "cancelled")
+        for request, reason in self.queue.take_late(now):
+            self._finish(request, reason)
 
     def _admit(self) -> None:
         """Gives places to those who wait, in the order in which they came; one whose beginning is just being
         computed for another lets others pass until it can share that."""
-        if not self._waiting:
+        if not self.queue.waiting:
             return
         with self.changed:
-            candidates = list(self._waiting)
+            candidates = list(self.queue.waiting)
         for request in candidates:
-            if len(self._running) >= self.max_running:
+            if len(self._running) >= self.queue.max_running:
                 return
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:
-                    if self._starts(request):
+                    if self.queue.start(request):
                         self._finish(request, "error", self.shift.error(self.n_ctx, 1))
                     continue
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
@@ -429,7 +382,7 @@ class Engine:
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
                 return
-            if not self._starts(request):
+            if not self.queue.start(request):
                 self.cache.release(sequence)
                 continue
             request.sequence, request.branch = sequence, branch
@@ -441,15 +394,6 @@ class Engine:
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
                 self.times.placed(request)
-
-    def _starts(self, request: Request) -> bool:
-        """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
-        with self.changed:
-            if request not in self._waiting:
-                return False
-            self._waiting.remove(request)
-            self._running.append(request)
-            return True
 
     def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:
         """A sequence that holds the beginning of a request, and how many of its ids."""
@@ -517,11 +461,15 @@ class Engine:
             sequence.row = (self.n_feeds, end - 1) if request.left <= 0 else None
             self.totals["drafted"] += request.guess.size
         self.totals.update(steps=1, computed=n_computed, read=n_read)
-        self._show_heads(parts)
+        show_heads(self.session, parts)
         tokens = dict(zip(batch.rows, chosen, strict=False))
         for (request, n), first, end in zip(parts, [0, *batch.ends], batch.ends, strict=False):
-            if request.report is not None or request.show is not None:
-                self._look(request, n, first)
+            try:
+                request.show_rows(n, first)
+            except BaseException as error:  # also what would end the thread: others have their answers in it
+                self._finish(request, "error", error)
+                continue
+            request.report_part(n)
             if request.left > 0 or request.sequence is None:
                 continue
             if request.choice is None:
@@ -539,20 +487,6 @@ class Engine:
         reason = self._chosen_token(request, token, request.append_chosen(token))
         if reason is not None:
             self._over(request, reason)
-
-    def _show_heads(self, parts: list[Part]) -> None:
-        """Heads that draft are shown the hidden states of what was just computed."""
-        drafters = [r.draft if isinstance(r.draft, Drafter) and r.draft.is_head else None for r, _ in parts]
-        if not any(drafters):
-            return
-        hidden = self.session.all_hidden(sum(n for _, n in parts))
-        first = 0
-        for (request, n), drafter in zip(parts, drafters, strict=True):
-            sequence = request.sequence
-            if drafter is not None and sequence is not None:
-                at, rows = sequence.n - n, hidden[first : first + n]
-                drafter.saw(sequence.number, request.ids[: sequence.n], at, rows, min(sequence.n, request.n))
-            first += n
 
     def _feed(self, parts: list[Part]) -> tuple[list[Part], Joined, list[int]]:
         """Computes the parts in one batch, or fewer where the pool is too small. Returns what it was, and the
@@ -594,39 +528,13 @@ class Engine:
 
     def _yield(self, request: Request) -> None:
         """It gives its memory back and waits at the head of the line."""
-        self._running.remove(request)
         assert request.sequence is not None
         self.cache.drop(request.sequence)
         request.sequence = None
         request.drop_guess()
         self.totals["preempted"] += 1
-        with self.changed:
-            if not self.is_closing:
-                self._waiting.appendleft(request)
-                return
-        self._finish(request, "error", ClosedError("the model is closed"))
-
-    def _look(self, request: Request, n: int, row: int) -> None:
-        """Shows what was just computed of a request: its rows of logits begin with this one."""
-        sequence = request.sequence
-        assert sequence is not None
-        first, end = sequence.n - n, sequence.n
-        if request.show is not None:
-            try:
-                for i, kind in enumerate(request.kinds(first, end), first):
-                    if kind:
-                        if not request.is_text or i >= request.n_shown:  # others were, before it gave way
-                            request.show(i, row)
-                            request.n_shown = i + 1
-                        row += 1
-            except BaseException as error:  # also what would end the thread: others have their answers in it
-                self._finish(request, "error", error)
-                return
-        if request.report is not None and first < request.n_prompt:
-            reused = request.stream.n_reused
-            request.report(end - reused, request.n_prompt - reused)
-            if end >= request.n_prompt:
-                request.report = None
+        if not self.queue.put_back(request):
+            self._finish(request, "error", ClosedError("the model is closed"))
 
     def _give(self) -> None:
         """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.

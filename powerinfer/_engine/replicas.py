@@ -69,7 +69,7 @@ class Replicas:
         return [sum(each.engine.n_requests) for each in self.all]
 
     def _is_open(self, i: int) -> bool:
-        return self.all[i].last_error is None and self.all[i].engine.has_room
+        return self.all[i].last_error is None and self.all[i].engine.queue.has_room
 
     def _order(self) -> list[int]:
         """First the one with the least to do; of several with as little the one that was sent the least."""

@@ -287,6 +287,29 @@ class Request:
             for i in range(first, end)
         ]
 
+    def show_rows(self, n: int, row: int) -> None:
+        """Shows its last n tokens, which were just computed: their rows of logits begin with this one. What
+        `show` raises is its own."""
+        if self.show is None:
+            return
+        assert self.sequence is not None
+        first, end = self.sequence.n - n, self.sequence.n
+        for i, kind in enumerate(self.kinds(first, end), first):
+            if kind:
+                if not self.is_text or i >= self.n_shown:  # others were, before it gave way
+                    self.show(i, row)
+                    self.n_shown = i + 1
+                row += 1
+
+    def report_part(self, n: int) -> None:
+        """Its last n tokens were just computed."""
+        assert self.sequence is not None
+        end, reused = self.sequence.n, self.stream.n_reused
+        if self.report is not None and end - n < self.n_prompt:
+            self.report(end - reused, self.n_prompt - reused)
+            if end >= self.n_prompt:
+                self.report = None
+
 
 def check_prompt(ids: Ids, n_ctx: int, n_vocab: int) -> None:
     """Raises ArgumentError or ContextError for a prompt that cannot be computed."""

@@ -201,7 +201,7 @@ class Scheduler:
     def _found_place(self, request: Request, under_way: deque[Stream]) -> bool:
         # Where others wait, it enters one text at a time.
         n_waiting = self.engine.n_requests[1]
-        if len(under_way) >= self.engine.max_running or (under_way and n_waiting > len(under_way)):
+        if len(under_way) >= self.engine.queue.max_running or (under_way and n_waiting > len(under_way)):
             return False
         try:
             self._add(request)
@@ -223,8 +223,8 @@ class Scheduler:
         return SchedulerStats(
             running=n_running,
             waiting=n_waiting,
-            max_running=engine.max_running,
-            max_waiting=engine.max_waiting or 0,
+            max_running=engine.queue.max_running,
+            max_waiting=engine.queue.max_waiting or 0,
             n_ended=dict(engine.ended),
             n_prompt_tokens=totals["prompt"],
             n_reused_tokens=totals["reused"],

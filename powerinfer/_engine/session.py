@@ -20,14 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError
-from ..models.statistics import Counts, Unit
+from ..models.statistics import Counts
 from . import _native
 from .arrays import as_int32
 from .model import Model
+from .read_probe import ReadProbe
 from .sampling import Sampler
+from .session_open import open_native
+from .session_report import counted_tokens, layer_experts, layer_steps, neuron_counts, step_total, timeline
 from .types import (
     KV_TYPE,
-    MOMENTS,
     SPARSITY,
     Activation,
     LayerExperts,
@@ -40,7 +42,6 @@ from .types import (
     StepTotal,
     Tap,
     TokenKind,
-    devices_of,
     name_of,
     number_of,
 )
@@ -61,46 +62,6 @@ __all__ = [
     "as_int32",
     "pool_size",
 ]
-
-
-class _Reporter:
-    """Lets the engine call a Python function; `error` is what that raised."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.error: BaseException | None = None
-        self.native: Any = _native.ffi.NULL
-        if progress is not None:
-            self.native = _native.ffi.callback("pi_progress", self._call, error=1, onerror=self._note)
-            self._progress = progress
-
-    def _call(self, _ctx: Any, done: int, total: int) -> int:
-        self._progress(done, total)
-        return 0
-
-    def _note(self, _kind: object, error: BaseException, _trace: object) -> None:
-        """The engine's frames are no place for an exception. A Ctrl-C that waited for Python to run comes
-        before the first line of _call, where no `try` would catch it."""
-        self.error = error
-
-
-class ReadProbe:
-    """Memory that a session's own threads read by plain loads: how fast they can, at this moment. Slices take
-    turns, so that what was read is no longer in a cache when it is read again."""
-
-    def __init__(self, session: Session, slice_bytes: int, n_slices: int) -> None:
-        out = _native.ffi.new("pi_read_probe **")
-        sizes = _native.fit("slice_bytes", slice_bytes, 64, False), _native.fit("n_slices", n_slices)
-        _native.check(_native.lib.pi_read_probe_open(session.handle, *sizes, out))
-        self._session = session  # lives as long as the probe
-        self._handle: Any = _native.ffi.gc(out[0], _native.lib.pi_read_probe_close, sizes[0] * sizes[1])
-
-    def next(self) -> float:
-        """Bytes per second of the next slice. Raises ClosedError after the session's close()."""
-        rate = _native.ffi.new("double *")
-        with self._session._lock:
-            self._session.handle  # noqa: B018 (raises if it is closed)
-            _native.check(_native.lib.pi_read_probe_next(self._handle, rate))
-        return float(rate[0])
 
 
 class Session:
@@ -172,8 +133,7 @@ class Session:
         Raises ArgumentError, OutOfMemoryError (also of a device's memory), DeviceError.
         """
         self.model = model
-        ffi, lib = _native.ffi, _native.lib
-        options = ffi.new("pi_session_options *", lib.pi_session_defaults())
+        options = _native.ffi.new("pi_session_options *", _native.lib.pi_session_defaults())
         options.n_ctx = _native.fit("n_ctx", n_ctx)
         options.n_pool = _native.fit("n_pool", n_pool)
         options.n_seq = _native.fit("n_seq", n_seq)
@@ -194,25 +154,7 @@ class Session:
         options.keep_hidden = bool(keep_hidden)
         if beside is not None:
             options.beside = beside.handle
-        options.device, indices = devices_of(device)
-        if plan is not None:
-            options.plan = plan
-        chosen = _indices(plan, indices)
-        if chosen is not None:
-            options.device_index = chosen
-        out = ffi.new("pi_session **")
-        reporter = _Reporter(progress)
-        options.progress = reporter.native
-        status = lib.pi_session_open(model.handle, options, out)
-        if reporter.error is not None:
-            lib.pi_session_close(out[0])
-            raise reporter.error
-        _native.check(status)
-        # With its size known, the garbage collector has a reason to run when sessions are dropped
-        # without close().
-        sizes = ffi.new("pi_session_info *")
-        lib.pi_session_get_info(out[0], sizes)
-        self._handle: Any = ffi.gc(out[0], lib.pi_session_close, sizes.n_kv_bytes + sizes.n_work_bytes)
+        self._handle: Any = open_native(model, options, device, plan, progress)
         self.mask_prompts = bool(mask_prompts)
         self.count_neurons = bool(count_neurons)
         self.thresholds: list[float] | None = None
@@ -573,69 +515,20 @@ class Session:
     @property
     def last_step(self) -> list[LayerStep]:
         """What the last chunk of the last feed did, layer by layer."""
-        entry = _native.ffi.new("pi_layer_step *")
-        steps = []
         with self._lock:
-            for layer in range(self.model.info.n_layer):
-                _native.check(_native.lib.pi_session_last_step(self.handle, layer, entry))
-                steps.append(
-                    LayerStep(
-                        n_tokens=entry.n_tokens,
-                        n_sparse=entry.n_sparse,
-                        n_predicted=entry.n_predicted,
-                        n_computed=entry.n_computed,
-                        n_active=entry.n_active,
-                        n_active_device=entry.n_active_device,
-                        n_rows=entry.n_rows,
-                        ffn_bytes=entry.ffn_bytes,
-                        bytes=entry.bytes,
-                        ffn_us=entry.ffn_us,
-                        layer_us=entry.layer_us,
-                        n_foreseen=entry.n_foreseen,
-                        n_routes=entry.n_routes,
-                        n_routes_device=entry.n_routes_device,
-                        n_routes_streamed=entry.n_routes_streamed,
-                        n_zero_copy=entry.n_zero_copy,
-                        n_copies=entry.n_copies,
-                        copied_bytes=entry.copied_bytes,
-                    )
-                )
-        return steps
+            return layer_steps(self.handle, self.model.info.n_layer)
 
     def experts(self) -> list[LayerExperts]:
         """Where a mixture's experts are, layer by layer, how often they were used and found on the device
         since the session was opened. Raises ArgumentError (a model without experts)."""
-        info, ffi, lib = self.model.info, _native.ffi, _native.lib
-        entry, found = ffi.new("pi_expert_counts *"), []
         with self._lock:
-            for layer in range(info.n_layer):
-                here, uses = np.empty(info.n_expert, np.uint8), np.empty(info.n_expert, np.uint64)
-                out = ffi.from_buffer("uint8_t[]", here), ffi.from_buffer("uint64_t[]", uses)
-                _native.check(lib.pi_session_experts(self.handle, layer, entry, *out))
-                found.append(
-                    LayerExperts(
-                        resident=here.astype(np.bool_),
-                        uses=uses,
-                        n_places=entry.n_places,
-                        n_routes=entry.n_routes,
-                        n_resident=entry.n_resident,
-                        n_streamed=entry.n_streamed,
-                        n_zero_copy=entry.n_zero_copy,
-                        n_copies=entry.n_copies,
-                        copied_bytes=entry.copied_bytes,
-                    )
-                )
-        return found
+            return layer_experts(self.handle, self.model.info)
 
     def counted_tokens(self) -> int:
         """Over how many tokens neurons were counted since the session was opened or reset. Raises
         ArgumentError (a session that was opened without count_neurons), DeviceError."""
-        row = np.empty(self.model.info.n_placed, np.uint32)
-        n_tokens = _native.ffi.new("uint64_t *")
         with self._lock:
-            counts = _native.ffi.from_buffer("uint32_t[]", row)
-            _native.check(_native.lib.pi_session_counts(self.handle, 0, counts, n_tokens))
-        return int(n_tokens[0])
+            return counted_tokens(self.handle, self.model.info)
 
     def neuron_counts(self, *, reset: bool = False) -> Counts:
         """How often each neuron fired, and over how many tokens, since the session was opened or reset.
@@ -644,44 +537,29 @@ class Session:
         ArgumentError (a session that was opened without count_neurons, or was fed nothing since),
         DeviceError.
         """
-        info, ffi, lib = self.model.info, _native.ffi, _native.lib
-        counts = np.empty((info.n_layer, info.n_placed), np.uint32)
-        n_tokens = ffi.new("uint64_t *")
         with self._lock:
-            for layer in range(info.n_layer):
-                row = ffi.from_buffer("uint32_t[]", counts[layer])
-                _native.check(lib.pi_session_counts(self.handle, layer, row, n_tokens))
-            if not n_tokens[0]:
-                raise ArgumentError("no tokens were counted yet")
+            counts = neuron_counts(self.handle, self.model.info)
             if reset:
-                _native.check(lib.pi_session_reset_counts(self.handle))
-        unit: Unit = "experts" if info.n_expert else "neurons"
-        return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0], unit=unit)
+                _native.check(_native.lib.pi_session_reset_counts(self.handle))
+            return counts
 
     @property
     def last_total(self) -> StepTotal:
         """Bytes that the last feed read in all, and its time."""
-        n_bytes, us = _native.ffi.new("int64_t *"), _native.ffi.new("float *")
         with self._lock:
-            _native.check(_native.lib.pi_session_last_total(self.handle, n_bytes, us))
-        return StepTotal(bytes=n_bytes[0], us=us[0])
+            return step_total(self.handle)
 
     def read_probe(self, slice_bytes: int, n_slices: int) -> ReadProbe:
         """Memory to measure the read rate of this session's threads with, between feeds. Raises
         ArgumentError, OutOfMemoryError."""
-        return ReadProbe(self, slice_bytes, n_slices)
+        return ReadProbe(lambda: self.handle, self._lock, slice_bytes, n_slices)
 
     @property
     def last_timeline(self) -> list[dict[str, float]]:
         """When each side of each layer had done what (types.MOMENTS) in the last chunk, in microseconds since
         it began; others are left out. Raises ArgumentError if the session has no `timeline` or no devices."""
-        us = _native.ffi.new("float[]", len(MOMENTS))
-        found = []
         with self._lock:
-            for layer in range(self.model.info.n_layer):
-                _native.check(_native.lib.pi_session_timeline(self.handle, layer, us))
-                found.append({name: us[i] for i, name in enumerate(MOMENTS) if us[i] >= 0})
-        return found
+            return timeline(self.handle, self.model.info.n_layer)
 
     def close(self) -> None:
         """Frees the session; later calls raise ClosedError."""
@@ -697,14 +575,3 @@ class Session:
 def pool_size(n_seq: int, n_positions: int) -> int:
     """The n_pool that holds n_seq sequences of n_positions each, which take whole blocks of it."""
     return n_seq * -(-n_positions // _native.KV_BLOCK) * _native.KV_BLOCK
-
-
-def _indices(plan: Any, indices: list[int]) -> Any:
-    """The devices that the plan's are, as the engine takes them, or None: those that come first."""
-    if plan is None or not indices:
-        return None
-    info = _native.ffi.new("pi_plan_info *")
-    _native.check(_native.lib.pi_plan_get_info(plan, info))
-    if len(indices) != info.n_devices:
-        raise ArgumentError(f"the plan is for {info.n_devices} devices, {len(indices)} are named")
-    return _native.ffi.new("int32_t[]", indices)

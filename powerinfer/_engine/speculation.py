@@ -8,6 +8,7 @@ import numpy as np
 
 from ._native import chunk_end
 from .arrays import Logits
+from .batch import Part
 from .drafting import Drafter
 from .request import Request
 from .session import Session
@@ -78,3 +79,18 @@ def take_guesses(running: Sequence[Request], n_guesses: int, n_vocab: int) -> li
             bad = np.flatnonzero(ids >= n_vocab)
             request.take_guess(ids[: bad[0] if bad.size else ids.size])
     return failed
+
+
+def show_heads(session: Session, parts: Sequence[Part]) -> None:
+    """Heads that draft are shown the hidden states of what was just computed."""
+    drafters = [r.draft if isinstance(r.draft, Drafter) and r.draft.is_head else None for r, _ in parts]
+    if not any(drafters):
+        return
+    hidden = session.all_hidden(sum(n for _, n in parts))
+    first = 0
+    for (request, n), drafter in zip(parts, drafters, strict=True):
+        sequence = request.sequence
+        if drafter is not None and sequence is not None:
+            at, rows = sequence.n - n, hidden[first : first + n]
+            drafter.saw(sequence.number, request.ids[: sequence.n], at, rows, min(sequence.n, request.n))
+        first += n

@@ -560,6 +560,39 @@ def test_a_head_for_further_tokens(name: str, tmp_path: Path) -> None:
     assert done.left_out and "nextn_predict_layers" not in str(reference.load(tmp_path / "out.gguf").meta)
 
 
+@pytest.mark.parametrize("name", ["deepseek2-v3", "glm4moe"])
+def test_several_heads_for_further_tokens(name: str, tmp_path: Path) -> None:
+    spec, weights = models.SPECS[name], published.with_head(name)
+    n = spec.n_layer
+    of = f"model.layers.{n}."
+    second = {
+        one.replace(of, f"model.layers.{n + 1}."): w for one, w in weights.items() if one.startswith(of)
+    }
+    second[f"model.layers.{n + 1}.eh_proj.weight"] = -weights[f"{of}eh_proj.weight"]
+    if name == "glm4moe":
+        folder = folders.write_folder(tmp_path / "hf", spec, weights=weights | second)
+    else:
+        folder = published.write_folder(tmp_path / "hf", name, change=lambda _: weights | second)
+    done = convert(folder, tmp_path / "out.gguf")
+    assert done.left_out == () and any("of 2 such layers the first" in note for note in done.notes)
+    file = reference.load(tmp_path / "out.gguf")
+    assert (file.key("block_count"), file.key("nextn_predict_layers")) == (n + 2, 2)
+    for one, value in file.tensors.items():
+        if one.startswith(f"blk.{n}."):
+            sign = -1 if one.endswith("eh_proj.weight") else 1
+            np.testing.assert_array_equal(file[one.replace(f"blk.{n}.", f"blk.{n + 1}.")], sign * value)
+    with Model(tmp_path / "out.gguf") as model, Model(tmp_path / "out.gguf", next_head=True) as head:
+        assert (model.info.n_next, model.info.n_layer, head.info.n_layer) == (2, n, 1)
+
+
+def test_a_second_head_where_one_is_known(tmp_path: Path) -> None:
+    weights = published.with_head("qwen35")
+    weights["mtp.layers.1.self_attn.q_proj.weight"] = weights["mtp.layers.0.self_attn.q_proj.weight"]
+    folder = published.write_folder(tmp_path / "hf", "qwen35", change=lambda _: weights)
+    refused(folder, tmp_path / "out.gguf", r"mtp\.layers\.1\.self_attn.*--no-mtp leaves them out")
+    assert convert(folder, tmp_path / "out.gguf", next_head=False).hyper.n_next == 0
+
+
 def test_a_head_that_the_engine_would_not_open(tmp_path: Path) -> None:
     weights = published.with_head("qwen35")
     del weights["mtp.layers.0.self_attn.q_proj.weight"]

@@ -107,7 +107,7 @@ def test_tokens_are_paired_with_the_ceilings_around_them(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(session, "feed", slow_feed)
         monkeypatch.setattr("time.perf_counter", lambda: now)
-        monkeypatch.setattr("powerinfer._engine.session.ReadProbe.next", lambda probe: next(rates))
+        monkeypatch.setattr("powerinfer._engine.read_probe.ReadProbe.next", lambda probe: next(rates))
         case = bench.Case(n_prompt=0, n_gen=5, depth=0)
         (r,) = bench.measure(session, case, ["dense"], repetitions=2, warm_up=False, ceiling_bytes=8 << 20)
     first, second = sizes[1:6], sizes[7:]

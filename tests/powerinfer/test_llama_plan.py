@@ -438,7 +438,7 @@ def test_progress_of_a_session(relu_path: Path, monkeypatch: pytest.MonkeyPatch)
         def before_its_first_line(*_: object) -> int:  # where a signal that came meanwhile is seen
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("powerinfer._engine.session._Reporter._call", before_its_first_line)
+        monkeypatch.setattr("powerinfer._engine.session_open.Reporter._call", before_its_first_line)
         with pytest.raises(KeyboardInterrupt):
             Session(model, progress=interrupt, **options)
         Session(model, **options).close()

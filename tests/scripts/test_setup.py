@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -156,3 +159,36 @@ def test_a_missing_compiler_is_said_first(
     monkeypatch.setenv("CC", "nothing")
     with pytest.raises(SystemExit, match="nothing is not here"):
         script.check_compilers()
+
+
+# What nvcc says, what is asked for, and the architectures, or words of the error.
+@pytest.mark.parametrize(
+    ("says", "wanted", "built", "error"),
+    [
+        ("release 13.0, V13.0.88", "", "75-real;80-real;86-real;89-real;90-real;100-real;120", ""),
+        ("release 12.8, V12.8.61", "", "75-real;80-real;86-real;89-real;90-real;100-real;120", ""),
+        ("release 12.4, V12.4.99", "", "75-real;80-real;86-real;89-real;90", ""),
+        ("release 12.0, V12.0.76", "90-real", "90-real", ""),
+        ("release 12.4, V12.4.99", "90;100-real", None, "CUDA 12.4 .* is too old for 90;100-real"),
+        ("release 11.8, V11.8.89", "", None, "CUDA 11.8 .* is too old"),
+        ("release 11.8, V11.8.89", "80-real", None, "12.0 or newer is needed"),
+        ("no version", "", None, "does not say its version"),
+    ],
+)
+def test_architectures_of_a_version_of_cuda(
+    tmp_path: Path, says: str, wanted: str, built: str | None, error: str
+) -> None:
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("no cmake")
+    compiler = program(tmp_path / "nvcc", f'echo "Cuda compilation tools, {says}"\n')
+    command = [cmake, f"-DCMAKE_CUDA_COMPILER={compiler}", f"-DPOWERINFER_CUDA_ARCHITECTURES={wanted}"]
+    done = subprocess.run(
+        [*command, "-P", str(ROOT / "cmake" / "cuda_architectures.cmake")], capture_output=True, text=True
+    )
+    said = " ".join((done.stdout + done.stderr).split())
+    assert (done.returncode == 0) == (built is not None), said
+    if built is None:
+        assert re.search(error, said)
+    else:
+        assert said.endswith(f": {built}")

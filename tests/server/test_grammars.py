@@ -19,7 +19,7 @@ from powerinfer._engine.scheduler import Scheduler
 from powerinfer._text import grammar_process
 from powerinfer._text.grammar import LlamaGrammar, grammar_of_format
 from powerinfer._text.grammars import Grammars
-from tests.server.test_scheduler import choice, prompt
+from tests.server.scheduling import choice, prompt
 
 pytest.importorskip("llguidance", reason="the extra powerinfer[grammar] is not installed")
 

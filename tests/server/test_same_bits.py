@@ -25,7 +25,7 @@ from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler, Stream
 from powerinfer._engine.session import Model, Session, TokenKind
 from tests import models
-from tests.server.test_scheduler import choice
+from tests.server.scheduling import choice
 
 ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 SPEC = replace(models.SPECS["llama-relu"], name="wide", n_embd=256, n_head=8, n_ff=512, n_ctx=1024)

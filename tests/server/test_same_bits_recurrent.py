@@ -15,8 +15,8 @@ from powerinfer._engine.embedding import hidden_states
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.session import Model, Session
 from tests import models
+from tests.server.scheduling import choice
 from tests.server.test_same_bits import noting, prompt, scheduler, submit
-from tests.server.test_scheduler import choice
 
 NAMES = ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen35moe", "nemotron_h"))]
 

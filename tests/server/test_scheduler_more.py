@@ -31,7 +31,7 @@ from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 from tests import models
 from tests.powerinfer.test_online import open_llama, some_gib
 from tests.powerinfer.test_online import path as online_path
-from tests.server.test_scheduler import blocked, choice, prompt
+from tests.server.scheduling import blocked, choice, prompt
 
 __all__ = ["online_path"]
 MakeScheduler = Callable[..., Scheduler]

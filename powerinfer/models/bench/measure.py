@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._engine import machine
-from ..._engine.session import ReadProbe, Session, Sparsity
+from ..._engine.read_probe import ReadProbe
+from ..._engine.session import Session, Sparsity
 from .case import Case
 
 DIGEST_TOKENS = 8

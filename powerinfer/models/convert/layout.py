@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from ...errors import FormatError, UnsupportedError
 from .checkpoint import Checkpoint
 from .families.family import NEXT_LAYER, Family, pairs_of_halves
-from .families.tensors import find_tensors, next_layers
+from .families.tensors import count_joins, find_tensors, next_layers
 from .gpt_oss import Packed, expert_tensors
 from .hyper import Experts, Hyper
 from .rope import llama3_divisors
@@ -66,10 +67,10 @@ class Layout:
 
 
 def count_next(checkpoint: Checkpoint, h: Hyper) -> int:
-    """Layers behind the others that guess at further tokens and are kept: 1 or 0."""
+    """Layers behind the others that guess at further tokens."""
     if h.row is not None:
         return next_layers(checkpoint, h, cast(Family, h.row))
-    return int(h.family == "glm4moe" and f"model.layers.{h.n_layer}.eh_proj.weight" in checkpoint)
+    return count_joins(checkpoint, "model.layers.", h.n_layer) if h.family == "glm4moe" else 0
 
 
 def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose_down: bool) -> Layout:
@@ -125,6 +126,8 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
     skipped += copies
     if hyper.n_next:
         notes.append("the layer behind the others guesses at further tokens: with --mtp it drafts")
+    if hyper.n_next > 1:
+        notes.append(f"of {hyper.n_next} such layers the first drafts; --no-mtp leaves all out")
     if hyper.rope is not None and hyper.rope.kind == "llama3":
         divisors = np.array(llama3_divisors(hyper.rope, hyper.d_rot or hyper.d_head), np.float32)
         out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
@@ -207,8 +210,9 @@ def _copies(out: dict[str, FileTensor], h: Hyper, embedding: StoredTensor) -> li
     """Takes out of a file what a head for further tokens would have once more: it reads the model's."""
     found = []
     head = out.get("output.weight", embedding)
-    for name, model in (("embed_tokens", embedding), ("shared_head_head", head)):
-        name = f"blk.{h.n_layer}.nextn.{name}.weight"
+    models = {"embed_tokens": embedding, "shared_head_head": head}
+    for i, (name, model) in product(range(h.n_layer, h.n_layer + h.n_next), models.items()):
+        name = f"blk.{i}.nextn.{name}.weight"
         own = out.get(name)
         if isinstance(own, StoredTensor) and isinstance(model, StoredTensor) and _equal(own, model):
             found.append(out.pop(name).name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import FormatError
+from ....errors import FormatError, UnsupportedError
 from ..checkpoint import Checkpoint
 from ..hyper import Hyper
 from ..stored import Stack, StoredTensor
@@ -21,6 +22,7 @@ _plus_one = of_values(lambda _, w: w + 1)
 
 # Of models that see and hear, what is not the language model, and what its tensors begin with.
 _OTHER = re.compile(r"(model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio|patch|mm_|speech)")
+_FURTHER_HEAD = re.compile(r"mtp\.layers\.[1-9]")
 _LANGUAGE = re.compile(r"^(model\.language_model\.|language_model\.model\.)")
 
 
@@ -107,10 +109,25 @@ def file_tensors(
 
 
 def next_layers(checkpoint: Checkpoint, h: Hyper, row: Family) -> int:
-    """Heads for further tokens, 1 or 0; a config may tell of one that was not saved."""
-    join = f"{row.layers}{h.n_layer}.eh_proj.weight"
-    h = replace(h, n_next=1)
-    return int(row.next_head is not None and any(_plain(name, h, row) == join for name in checkpoint))
+    """Heads for further tokens; a config may tell of some that were not saved. Raises UnsupportedError where
+    there are several and the family has names for one."""
+    if row.next_head is None:
+        return 0
+    further = (
+        next((name for name in checkpoint if _FURTHER_HEAD.match(name)), None) if row.next_head else None
+    )
+    if further is not None:
+        raise UnsupportedError(
+            f"{checkpoint.folder}: {further:.200} is of a second layer that guesses at further tokens, and the "
+            "engine knows one of this family; --no-mtp leaves them out"
+        )
+    of_one = replace(h, n_next=1)
+    return count_joins({_plain(name, of_one, row) for name in checkpoint}, f"{row.layers}", h.n_layer)
+
+
+def count_joins(names: Container[str], layers: str, n_layer: int) -> int:
+    """How many layers behind the others join a token and a hidden state."""
+    return next(i for i in count() if f"{layers}{n_layer + i}.eh_proj.weight" not in names)
 
 
 def _names(where: int, h: Hyper, row: Family) -> Mapping[str, str]:

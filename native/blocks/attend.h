@@ -1,6 +1,6 @@
-/* attention.h - what others than its own block need of attention. */
-#ifndef PI_ATTENTION_H
-#define PI_ATTENTION_H
+/* attend.h - what others than its own block need of attention. */
+#ifndef PI_ATTEND_H
+#define PI_ATTEND_H
 
 #include "../state/state.h"
 

@@ -1,0 +1,104 @@
+"""Who is under way and who waits for a place: what any thread may ask an engine, and the lock for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from ..errors import BusyError, ClosedError
+from .request import Reason, Request, Stream
+
+
+class RequestQueue:
+    """The requests of one engine. Any thread may call its methods."""
+
+    def __init__(self, max_running: int, max_waiting: int | None) -> None:
+        """max_waiting: more are refused; None: any number may wait."""
+        self.max_running = max_running
+        self.max_waiting = max_waiting
+        self.changed = threading.Condition()
+        """Notified when a request comes or is cancelled, and when the engine is closed."""
+        self.waiting: deque[Request] = deque()  # with the lock
+        self.running: list[Request] = []  # of who steps; others read its length
+        self.is_closing = False
+        """No new requests are taken."""
+        self._ends_at = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether add() takes another request at the moment."""
+        free = max(self.max_running - len(self.running), 0)
+        return self.max_waiting is None or len(self.waiting) < self.max_waiting + free
+
+    @property
+    def is_over(self) -> bool:
+        """Whether those under way have had the time that close() gave them."""
+        return self.is_closing and time.monotonic() >= self._ends_at
+
+    def add(self, request: Request) -> None:
+        """Takes a request, which waits for its place. Raises ClosedError, BusyError."""
+        with self.changed:
+            if self.is_closing:
+                raise ClosedError("the model is closed")
+            if not self.has_room:
+                raise BusyError(
+                    f"{len(self.running)} requests are under way and {len(self.waiting)} are waiting"
+                )
+            self.waiting.append(request)
+            self.changed.notify_all()
+
+    def start(self, request: Request) -> bool:
+        """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
+        with self.changed:
+            if request not in self.waiting:
+                return False
+            self.waiting.remove(request)
+            self.running.append(request)
+            return True
+
+    def put_back(self, request: Request) -> bool:
+        """One that is under way waits again, at the head of the line; False where no more are taken."""
+        self.running.remove(request)
+        with self.changed:
+            if not self.is_closing:
+                self.waiting.appendleft(request)
+            return not self.is_closing
+
+    def cancel(self, stream: Stream) -> Request | None:
+        """Marks a request, which is returned if it was waiting and waits no more."""
+        with self.changed:
+            if stream.reason is not None:
+                return None
+            stream.is_cancelled = True
+            request = next((request for request in self.waiting if request.stream is stream), None)
+            if request is not None:
+                self.waiting.remove(request)
+            self.changed.notify_all()
+            return request
+
+    def take_late(self, now: float) -> list[tuple[Request, Reason]]:
+        """Of those that wait, the ones whose time is over, and those that were cancelled while they gave way
+        to others; they wait no more."""
+        with self.changed:
+            late = [r for r in self.waiting if r.deadline is not None and now >= r.deadline]
+            left = [r for r in self.waiting if r.stream.is_cancelled and r not in late]
+            for request in (*late, *left):
+                self.waiting.remove(request)
+        return [*((request, "time") for request in late), *((request, "cancelled") for request in left)]
+
+    def take_waiting(self) -> list[Request]:
+        """All that wait, and wait no more."""
+        with self.changed:
+            waiting = list(self.waiting)
+            self.waiting.clear()
+            return waiting
+
+    def close(self, grace_s: float) -> list[Request]:
+        """Takes no more. Returns those that waited."""
+        with self.changed:
+            if not self.is_closing or time.monotonic() + grace_s < self._ends_at:
+                self._ends_at = time.monotonic() + grace_s
+            self.is_closing = True
+            self.changed.notify_all()
+            return self.take_waiting()
