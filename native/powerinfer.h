@@ -502,6 +502,27 @@ pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t
 pi_status pi_session_feed_choose(pi_session *session, const pi_batch *batch, int32_t n, const int32_t *row,
                                  pi_sampler *const *sampler, int32_t *chosen);
 
+/* Generations that go on together by themselves, so that nobody else's work stands between their steps. */
+typedef struct pi_rounds {
+    int32_t n;                  /* generations; a round computes a token of each, and chooses what follows */
+    int32_t most;               /* rounds */
+    const int32_t *seq;         /* [n] no two the same */
+    pi_sampler *const *sampler; /* [n] no two the same */
+    const int32_t *token;       /* [n] that the first round computes; each further one what was chosen */
+    int32_t n_end;
+    const int32_t *end; /* [n_end] tokens that are the last of a generation */
+    int64_t until_ns;   /* of the monotonic clock: when it is over no round begins, but for the first */
+    uint32_t stop;      /* another thread's: not 0: no further round begins */
+    uint32_t state;     /* the engine's, 0 in the beginning: rounds done * 2, + 1 when no more come */
+    int32_t *chosen;    /* [most][n] as of pi_session_feed_choose */
+} pi_rounds;
+/* Runs rounds until one has chosen an end token, or a choice has failed, or no more may begin: at least one. Then
+ * rounds->state tells how many; where another one was begun and failed, nothing of that one was computed. Errors: of pi_session_feed_choose, then as
+ * well. */
+pi_status pi_session_rounds(pi_session *session, pi_rounds *rounds);
+/* For another thread: waits until more than `seen` rounds are done, or no more come, and returns how many are done. */
+int32_t pi_rounds_wait(const pi_rounds *rounds, int32_t seen);
+
 /* ---- plans ---- */
 
 /* What a budget of device memory holds: of each layer, attention with K and V, norms and predictor, and its hottest

@@ -15,18 +15,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-import numpy as np
-
 from ._engine import checks, machine
-from ._engine.arrays import Ids
 from ._engine.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
+from ._engine.async_vectors import AsyncVectors, is_id
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
+from ._engine.conversations import pool_on
 from ._engine.devices import Devices, choose_for_layers
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import Engine
@@ -63,7 +62,7 @@ _MOST_POSITIONS = 1 << 24  # that a session takes
 _SINGLE = ("logits_all", "vocab_only", "n_seq")
 
 
-class AsyncLlama:
+class AsyncLlama(AsyncVectors):
     """A model that answers many requests at the same time, for asyncio programs.
 
     async with AsyncLlama("model.gguf", n_parallel=8) as llm:
@@ -95,10 +94,11 @@ class AsyncLlama:
         n_parallel: conversations that are computed at the same time.
         max_waiting: requests that wait for a place; one more raises BusyError.
         n_ctx: most tokens of one conversation, as in Llama.
-        n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel, where a
-            GPU may be used for two of them. Where it does not suffice, some wait.
+        n_pool: tokens that all conversations together can hold; None: n_ctx for each of n_parallel; on a GPU
+            as much of that as its budget holds beside the whole model, for two of them at least. Where it
+            does not suffice, some wait.
         prompt_part: tokens of prompts that are read in one step while others generate; None: as many as make
-            others' tokens take at most twice as long, if that does not make prompts much slower. More reads
+            others' tokens take at most twice as long, or on average where no part is so short. More reads
             prompts sooner, less makes others pause for a shorter time.
         pooling: how embed() makes one vector of a text: "mean", "last", "cls", or "none" (one per token);
             None: as the file says, else "mean".
@@ -127,13 +127,17 @@ class AsyncLlama:
             given |= options_of(shares[0])
             given["n_threads"] = max((given.get("n_threads") or machine.cores()) // replicas, 1)
         budget = given.get("vram_budget") if may_use_gpu(given) else 0
+        chosen = None
         if given.get("plan") is None:  # what cannot be is said before anything is fetched
-            choose_for_layers(given.get("n_gpu_layers"), given.get("vram_budget"), given.get("devices"))
+            names = ("n_gpu_layers", "vram_budget", "devices")
+            chosen = choose_for_layers(*(given.get(name) for name in names))
         model_path = find_model(model_path, vram_budget=budget, verbose=given.get("verbose", True))
         has_plan = given.get("plan") is not None
         if n_pool is None and not has_plan and not isinstance(n_ctx, str):
             each = n_ctx or _trained_ctx(model_path)
-            wanted = each * (min(n_parallel, 2) if may_use_gpu(given) else n_parallel)
+            wanted = each * n_parallel
+            if may_use_gpu(given):
+                wanted = pool_on(chosen, model_path, each, n_parallel, given)
             n_pool = max(each, min(wanted, _MOST_POSITIONS))
         self.n_parallel = n_parallel * replicas
         """Of all replicas."""
@@ -251,7 +255,7 @@ class AsyncLlama:
         Raises what Llama.create_completion() raises, BusyError if too many requests wait, TimeoutError if
         the time is over before an answer has begun, ClosedError.
         """
-        several = not isinstance(prompt, (str, bytes)) and len(prompt) and not _is_id(prompt[0])
+        several = not isinstance(prompt, (str, bytes)) and len(prompt) and not is_id(prompt[0])
         prompts = list(prompt) if several else [prompt]
         given: dict[str, Any] = {**options}
         best_of = given.pop("best_of", None)
@@ -376,129 +380,7 @@ class AsyncLlama:
                 self._submit(chunks.run)
         return AsyncStream(Parts(requests, answers, self._end))
 
-    # -- vectors and tokens
-
-    async def embed(
-        self, input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], *, normalize: bool = False
-    ) -> list[Any]:
-        """Computes the vector of a text, or of each of several texts.
-
-        input: a text or its token ids, or a list of either.
-        normalize: scale vectors to length 1.
-
-        Returns n_embd floats, or for a list of texts a list of vectors. With pooling "none" a text has a
-        vector for each token: [n_tokens, n_embd]. Raises ArgumentError for a text that is too long,
-        BusyError, ClosedError.
-        """
-        one, texts = _texts(input)
-        vectors, _ = await self._vectors(texts, normalize=normalize)
-        return vectors[0] if one else vectors
-
-    async def create_embedding(
-        self,
-        input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        *,
-        model: str | None = None,
-        normalize: bool = False,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Chunk:
-        """Computes embeddings and returns them in OpenAI's shape.
-
-        input, normalize: as in embed().
-        model: the name that the result carries. None: the path of the file.
-        max_tokens: that all of them may have together, else ArgumentError is raised. None: no limit.
-        timeout_s: seconds after which TimeoutError is raised. None: no limit.
-
-        Returns a dict: the vector of text i is result["data"][i]["embedding"], token counts are in
-        result["usage"].
-        """
-        _, texts = _texts(input)
-        vectors, n_tokens = await self._vectors(
-            texts, normalize=normalize, max_tokens=max_tokens, timeout_s=timeout_s
-        )
-        data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
-        return {
-            "object": "list",
-            "data": data,
-            "model": self.llama.model_path if model is None else model,
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-        }
-
-    async def _vectors(
-        self,
-        texts: Sequence[str | Sequence[int]],
-        *,
-        normalize: bool,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[list[Any], int]:
-        return await self._of_texts(
-            texts,
-            lambda request, ids: request.vectors(ids, pooling=self.pooling, normalize=normalize),
-            max_tokens=max_tokens,
-            timeout_s=timeout_s,
-        )
-
-    async def rank(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        *,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[list[float], int]:
-        """How well documents answer queries, as Llama.rank().
-
-        pairs: (query, document).
-        max_tokens, timeout_s: as in create_embedding().
-
-        Returns the score of each pair, and how many tokens they have together.
-        """
-        classifier = await self._in_thread(lambda: self.llama._classifier)
-
-        def scores(request: Served, ids: list[Ids]) -> list[float]:
-            states = request.vectors(ids, pooling=POOLING["last"], normalize=False)
-            return classifier.scores(states) if states else []
-
-        return await self._of_texts(
-            (classifier.text(*pair) for pair in pairs),
-            scores,
-            add_bos=False,
-            max_tokens=max_tokens,
-            timeout_s=timeout_s,
-        )
-
-    async def _of_texts(
-        self,
-        texts: Iterable[str | Sequence[int]],
-        work: Callable[[Served, list[Ids]], list[Any]],
-        *,
-        add_bos: bool = True,
-        max_tokens: int | None,
-        timeout_s: float | None,
-    ) -> tuple[list[Any], int]:
-        """What `work` gives for texts, and how many tokens they have."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        request = self._begin(deadline=deadline)
-
-        def compute() -> tuple[list[Any], int]:
-            try:
-                all_ids: list[Ids] = []
-                left = max_tokens
-                for text in texts:
-                    all_ids.append(request.ids_of(text, add_bos=add_bos))
-                    if left is not None and (left := left - all_ids[-1].size) < 0:
-                        raise ArgumentError(f"the texts have more than {max_tokens} tokens together")
-                    request.check_open()
-                return work(request, all_ids), sum(ids.size for ids in all_ids)
-            finally:
-                self._end(request)
-
-        try:
-            return await self._in_thread(compute)
-        except asyncio.CancelledError:
-            self._end(request)
-            raise
+    # -- tokens
 
     async def tokenize(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text, as Llama.tokenize."""
@@ -651,16 +533,3 @@ def may_use_gpu(options: Mapping[str, Any]) -> bool:
     if options.get("vram_budget") is not None or options.get("devices") is not None:
         return options.get("vram_budget") != 0
     return options.get("n_gpu_layers") != 0 and bool(machine.gpus().gpus)
-
-
-def _texts(input: Any) -> tuple[bool, Sequence[str | Sequence[int]]]:
-    """Whether it is one text, and the texts, each of which may be token ids."""
-    if isinstance(input, str) or (len(input) and _is_id(input[0])):
-        return True, [input]
-    if not len(input):
-        raise ArgumentError("input is empty")
-    return False, input
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, (int, np.integer))

@@ -74,6 +74,8 @@ class Row:
     """Tokens that are decoded before those that are timed."""
     n_seq: int = 1
     """Sequences that decode side by side; rates are of all together."""
+    depth: int = 64
+    """Tokens of each in front of those that are decoded."""
 
 
 GOAL_CPU = 100
@@ -96,6 +98,7 @@ SMALLTHINKER = replace(
     active=0.4,
     goal=200,
 )
+DENSE = Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense", goal=250)
 GPT_OSS = replace(
     QWEN3, what="gpt-oss-20b MXFP4, skew 0.5", shape="gpt-oss-20b", type="MXFP4_MOE", active=0.4, goal=0
 )
@@ -111,13 +114,25 @@ ROWS = {
     "llama-70b-24g": Row(
         "Llama-2-70B Q4_0, 18 % active", "llama-2-70b", "Q4_0", 24, "predicted", 0, 0.18, (64,), 50
     ),
-    "llama-dense": Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense", goal=250),
+    "llama-dense": DENSE,
+    "llama-dense-16k": replace(DENSE, what="the same, 16,384 positions", depth=16384, goal=165),
     "llama-sparse": Row(
         "Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted", goal=430
     ),
     "llama-q4-dense": Row(
         "Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense", goal=450
     ),
+    **{
+        f"llama-{name}-{n}-sequences": replace(
+            DENSE, what=f"Llama-2-7B {type}, all resident, {n} sequences", type=type, n_seq=n, goal=goal
+        )
+        for name, type, goals in (
+            ("dense", "F16", (3200, 6000, 10000)),
+            ("q4-dense", "Q4_0", (4000, 6000, 9000)),
+            ("q4-k-dense", "Q4_K_M", (4000, 6000, 9000)),
+        )
+        for n, goal in zip((16, 32, 64), goals, strict=True)
+    },
     "qwen3-8g": QWEN3,
     "qwen3-8g-skew-0": replace(QWEN3, what="the same, skew 0", skew=0, goal=0),
     "qwen3-8g-skew-1": replace(QWEN3, what="the same, skew 1", skew=1, goal=0),
@@ -340,7 +355,7 @@ def measure(
     before = measure_ceilings(threads)
     n_batch = max(512, *row.prompts)
     facts = machine.device_facts("cuda", 0, measure=True)
-    n_ctx = max(row.prompts) + 512 * row.n_seq
+    n_ctx = max(*row.prompts, row.depth) + 512 * row.n_seq + row.depth * (row.n_seq - 1)
     settings = Settings(n_ctx=n_ctx, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
@@ -368,9 +383,9 @@ def measure(
             for n in row.prompts:
                 ids = draw(n)
                 prompts[n] = n / min(feed_prompt(s, ids) for _ in range(3))
-            feed_prompt(s, draw(64))
+            feed_prompt(s, draw(row.depth))
             for other in range(1, row.n_seq):
-                s.feed(draw(64), seq=other)
+                s.feed(draw(row.depth), seq=other)
             times, sides = [], []
             resident = all(len(layer.hot) == model.info.n_placed for layer in plan.layers)
             sequences, counted = list(range(row.n_seq)), count_experts(s, model)

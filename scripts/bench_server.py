@@ -9,7 +9,10 @@ plain sockets, so that it costs little beside the server, with which it shares t
 
 A time between tokens is one between two parts that were read with text in them. Several tokens may come in
 one part; tokens/s count those that the server's usage tells, of each answer the share whose text came in the
-time that is measured.
+time that is measured. That has prompts in it, and the time from the end of an answer to the next first token,
+in which a client streams nothing. What came "while all stream" is counted between the first token of the last
+answer that began and the last of the first that ended, again and again: it compares with what
+`powerinfer bench -p 0 -np N` tells, which reads no prompts.
 
 With many tokens a second one process of clients is not enough: --processes shares them out.
 
@@ -64,6 +67,8 @@ class Seen:
     between_s: list[float] = field(default_factory=list)
     n_tokens: float = 0
     n_answers: int = 0
+    parts: list[list[tuple[float, float]]] = field(default_factory=list)
+    """Of each answer, whenever it came: when each part was read, and about how many tokens it had."""
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -72,6 +77,7 @@ class Seen:
         self.between_s += other.between_s
         self.n_tokens += other.n_tokens
         self.n_answers += other.n_answers
+        self.parts += other.parts
         self.statuses += other.statuses
         self.wrong += other.wrong
 
@@ -192,6 +198,7 @@ class Client:
             await asyncio.sleep(min(float(headers["retry-after"]), 1))  # KeyError: it must be there
             return
         last, n_tokens, n_all, n_counted, end = begin, None, 0, 0, ""
+        came: list[tuple[float, int]] = []
         async for data in events(parts):
             end = data
             if data == "[DONE]":
@@ -207,11 +214,14 @@ class Client:
                     (seen.between_s if n_all else seen.first_s).append(now - last)
                     n_counted += len(text)
                 n_all += len(text)
+                came.append((now, len(text)))
                 last = now
         if end != "[DONE]" or n_tokens is None:
             raise WrongError(f"a stream ended with {end[:200]!r} and usage {n_tokens}")
         seen.n_answers += since <= time.perf_counter() <= until
-        seen.n_tokens += n_tokens * n_counted / max(n_all, 1)
+        each = n_tokens / max(n_all, 1)
+        seen.n_tokens += each * n_counted
+        seen.parts.append([(at, each * length) for at, length in came])
 
     def close(self) -> None:
         self._connection.close()
@@ -302,6 +312,29 @@ def share(times: list[float], percent: int) -> float | None:
     return 1000 * times[min(len(times) - 1, len(times) * percent // 100)] if times else None
 
 
+def while_all_stream(
+    parts: Sequence[Sequence[tuple[float, float]]], n: int, since: float, until: float
+) -> tuple[float, float]:
+    """Tokens that came while n answers were under way, between their first and their last parts, and for how
+    many seconds they were, between these times."""
+    ends = [edge for own in parts if own for edge in ((own[0][0], 1), (own[-1][0], -1))]
+    spans, n_under_way, begin = [], 0, since
+    for at, change in sorted([*ends, (until, 0)]):
+        if n_under_way >= n and max(begin, since) < min(at, until):
+            spans.append((max(begin, since), min(at, until)))
+        n_under_way, begin = n_under_way + change, at
+    seconds = sum(end - first for first, end in spans)
+    came = sorted(part for own in parts for part in own)
+    n_tokens, i = 0.0, 0
+    for first, end in spans:
+        while i < len(came) and came[i][0] <= first:
+            i += 1
+        while i < len(came) and came[i][0] <= end:
+            n_tokens += came[i][1]
+            i += 1
+    return n_tokens, seconds
+
+
 async def watch(
     at: Address, seeds: Sequence[int], args: argparse.Namespace, since: float, until: float
 ) -> Seen:
@@ -347,9 +380,12 @@ async def measure(at: Address, n: int, args: argparse.Namespace, pool: Executor)
         for each in rude:
             each.cancel()
         await asyncio.gather(*rude, return_exceptions=True)
+    n_tokens, steady_s = while_all_stream(seen.parts, n, *times)
     return {
         "clients": n,
         "tokens_per_s": seen.n_tokens / args.seconds,
+        "steady_tokens_per_s": n_tokens / steady_s if steady_s else None,
+        "steady_s": steady_s,
         "answers": seen.n_answers,
         "first_ms": [share(seen.first_s, 50), share(seen.first_s, 99)],
         "between_ms": [share(seen.between_s, 50), share(seen.between_s, 99)],
@@ -448,13 +484,19 @@ def main() -> int:
         end="",
     )
     print(f"; hostile: {', '.join(args.hostile)}, {args.rude} of each" if args.hostile else "")
-    print("\n| clients | tokens/s | answers | first token p50, p99 ms | between p50, p99 ms | told to wait |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "\n| clients | tokens/s | while all stream | answers | first token p50, p99 ms "
+        "| between p50, p99 ms | told to wait |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         first, between = (", ".join(map(shown, row[name])) for name in ("first_ms", "between_ms"))
         told = row["statuses"].get("429", 0)
+        steady = row["steady_tokens_per_s"]
+        share_s = row["steady_s"] / args.seconds
+        shown_steady = "-" if steady is None else f"{steady:.0f} ({share_s:.0%} of the time)"
         print(
-            f"| {row['clients']} | {row['tokens_per_s']:.0f} | {row['answers']} "
+            f"| {row['clients']} | {row['tokens_per_s']:.0f} | {shown_steady} | {row['answers']} "
             f"| {first} | {between} | {told} |"
         )
     for said in wrong[:20]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from make_mixture import D_DELTA, INTERVAL, N_CONV
 from numpy.typing import NDArray
-from planted import CONSTANT, END, Array, Tensor, normals, tokenizer_keys, types_of
+from planted import CONSTANT, END, Array, Tensor, file_keys, normals, types_of
 
 from powerinfer._engine import formats
 from powerinfer.models.quantize import MIXTURES, find_mixture
@@ -178,8 +178,6 @@ def tensors(s: Shape) -> list[Tensor]:
 
 def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
     """The keys of a file."""
-    out: dict[str, Any] = {"general.architecture": s.arch, "general.name": f"random {name}"}
-    out |= {"general.quantization_version": 2, "general.file_type": file_type}
     of_arch: dict[str, Any] = {
         "context_length": s.n_ctx,
         "embedding_length": s.n_embd,
@@ -223,7 +221,7 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
             "ssm.time_step_rank": 2 * s.n_delta,
             "ssm.inner_size": 2 * s.n_delta * D_DELTA,
         }
-    return out | {f"{s.arch}.{key}": value for key, value in of_arch.items()} | tokenizer_keys(s.n_vocab)
+    return file_keys(s.arch, name, file_type, s.n_vocab, of_arch)
 
 
 def write(path: Path, s: Shape, name: str, mixture: str, *, pure: bool = False, seed: int = 1) -> None:

@@ -41,10 +41,10 @@ from planted import (
     END,
     Array,
     Tensor,
+    file_keys,
     firing,
     normals,
     thresholds,
-    tokenizer_keys,
     types_of,
 )
 
@@ -395,8 +395,6 @@ def tensors(s: Shape, law: Law, *, by_neuron: bool) -> list[Tensor]:
 
 def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
     """The keys of a file, but for counts."""
-    out: dict[str, Any] = {"general.architecture": s.arch, "general.name": f"random {name}"}
-    out |= {"general.quantization_version": 2, "general.file_type": file_type}
     of_arch: dict[str, Any] = {
         "context_length": s.n_ctx,
         "embedding_length": s.n_embd,
@@ -432,7 +430,7 @@ def keys(s: Shape, name: str, file_type: int) -> dict[str, Any]:
     if s.arch == "gpt-oss":
         of_arch |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0}
         of_arch["rope.scaling.original_context_length"] = 4096
-    return out | {f"{s.arch}.{key}": value for key, value in of_arch.items()} | tokenizer_keys(s.n_vocab)
+    return file_keys(s.arch, name, file_type, s.n_vocab, of_arch)
 
 
 def check(path: Path, s: Shape, law: Law, n_tokens: int, seed: int = 1) -> str:

@@ -214,7 +214,7 @@ def page() -> str:
             arch,
             MODELS[arch],
             joined(gpu[arch]),
-            zeros.get(act[1], "if trained"),
+            "yes" if arch == "gemma3n" else zeros.get(act[1], "if trained"),  # which cuts gates
             joined(lora[arch]),
             ", ".join(names.get(arch, [])) or "no",
             "yes" if ".next_layers = true" in row else "",

@@ -62,6 +62,13 @@ def thresholds(shares: Array) -> Array:
     return np.array([inverse(1 - float(p)) for p in shares], np.float32)
 
 
+def file_keys(arch: str, name: str, file_type: int, n_vocab: int, of_arch: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a file; those of the architecture are given without its name in front."""
+    out: dict[str, Any] = {"general.architecture": arch, "general.name": f"random {name}"}
+    out |= {"general.quantization_version": 2, "general.file_type": file_type}
+    return out | {f"{arch}.{key}": value for key, value in of_arch.items()} | tokenizer_keys(n_vocab)
+
+
 def tokenizer_keys(n_vocab: int) -> dict[str, Any]:
     """A vocabulary of so many pieces, bytes among them."""
     names = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{i:02X}>".encode() for i in range(256)]

@@ -22,8 +22,6 @@ from tests.specs import Rope, Spec
 
 __all__ = ["CASES", "N_VOCAB"]
 
-UNCONVERTED = ("gemma3n",)
-"""Those that `powerinfer convert` takes no checkpoints of."""
 OTHER_NAMES = {
     "self_attn.attn_sub_norm": "self_attn.inner_attn_ln",
     "mlp.ffn_sub_norm": "mlp.ffn_layernorm",

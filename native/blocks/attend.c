@@ -292,7 +292,10 @@ void pi_attention_next(te_team *team, int32_t l) {
 }
 
 void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
-    enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
+    enum {
+        WORTH_SHARING = 8192, /* scores per member, from which on the slowest of fixed shares costs more */
+        FETCH = 128 << 10     /* bytes of the output's rows by members that have no piece of a short context */
+    };
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const pi_attention *block = pi_attention_of(&s->model->layer[l]);
@@ -319,6 +322,7 @@ void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
         lo = te_counter_take(team, counter, 1);
         hi = n_pieces;
     }
+    const bool waits = c->decode && lo >= hi;
     bool open = false, joined = true;
     for (int32_t end = c->n_tok; end > from;) {
         const query_run r = run_before(s, block, end, from);
@@ -345,6 +349,7 @@ void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
         end = r.t;
     }
     if (open) g->end();
+    if (waits) te_op_linear_fetch(team, &block->o, FETCH);
     if (joined) return;
     te_barrier(team);
     int32_t turn = 0;
@@ -362,7 +367,7 @@ static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 16; } /* floats t
 
 /* Rows of scores are no power of two apart, for those would share few places in the cache. */
 pi_attention_room pi_attention_room_of(const pi_session *s) {
-    enum { ROWS = 256, MOST_PARTS = 64, PIECES = 4 }; /* pieces per member let the last ones end together */
+    enum { ROWS = 256, MOST_PARTS = 64, MOST_BYTES = 64 << 20, PIECES = 4 }; /* pieces: the last ones end together */
     const pi_model_info *i = &s->model->info;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const int32_t d = i->n_embd_head > s->model->head_key ? i->n_embd_head : s->model->head_key,
@@ -379,6 +384,8 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     if (r.n_slot > MOST_PARTS) r.n_slot = MOST_PARTS;
     if (r.n_slot > most) r.n_slot = most;
     if (r.n_slot < 1) r.n_slot = 1;
+    const size_t part_bytes = pi_mul(pi_mul((size_t)i->n_head, (size_t)r.n_slot), r.part_floats * sizeof(float));
+    r.n_tok = part_bytes > MOST_BYTES / 32 ? 16 : 32;
     const size_t n = (size_t)r.rows, head = lines(pi_mul(sizeof(float), pi_mul(n, (size_t)d)));
     const int32_t k = d > PI_KV_BLOCK ? d : PI_KV_BLOCK;
     r.out = head;

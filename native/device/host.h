@@ -69,14 +69,17 @@ typedef struct pi_host_fault {
                                   can be seen to have failed */
     int32_t map_one; /* one piece of memory cannot be mapped */
     int32_t map;     /* from now on nothing can be mapped */
+    int32_t late_us; /* from now on some operations begin so much later */
 } pi_host_fault;
 extern pi_host_fault pi_host_faults;
 extern int32_t pi_host_left_out; /* rows of loads that nobody wanted */
 bool pi_host_is_due(int32_t *fault);
+void pi_host_be_late(const pi_host_device *d);
 #define PI_HOST_IS_DUE(fault) pi_host_is_due(&pi_host_faults.fault)
 #define PI_HOST_HAS(fault)    (pi_host_faults.fault != 0)
 #else
 #define PI_HOST_IS_DUE(fault) false
+#define pi_host_be_late(d)    ((void)(d))
 #define PI_HOST_HAS(fault)    false
 #endif
 

@@ -14,6 +14,13 @@ int32_t pi_host_left_out;
 bool pi_host_is_due(int32_t *fault) {
     return __atomic_load_n(fault, __ATOMIC_RELAXED) > 0 && __atomic_sub_fetch(fault, 1, __ATOMIC_RELAXED) == 0;
 }
+
+void pi_host_be_late(const pi_host_device *d) {
+    static uint32_t n_ops;
+    const int32_t us = __atomic_load_n(&pi_host_faults.late_us, __ATOMIC_RELAXED);
+    if (us > 0 && __atomic_add_fetch(&n_ops, 1, __ATOMIC_RELAXED) % 3 == 0)
+        te_os_wait(d->base.cancelled, 0, (uint64_t)us * 1000);
+}
 #endif
 
 void pi_host_fail(pi_host_device *d, pi_status status) {

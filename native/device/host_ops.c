@@ -22,6 +22,7 @@ static void mix_mat(pi_host_device *d, const te_mat *m) {
 bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
     pi_host_device *d = pi_host(dev);
     mix(d, kind << 32 | (uint32_t)n_tok);
+    pi_host_be_late(d);
     if (PI_HOST_IS_DUE(die)) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
     const bool vanishes = PI_HOST_IS_DUE(vanish);
     __atomic_store_n(&d->vanished, vanishes, __ATOMIC_RELEASE);

@@ -169,6 +169,7 @@ typedef struct pi_hybrid {
     bool skip;                     /* silent neurons */
     bool grouped;                  /* tokens of a sequence are next to each other */
     bool apart;                    /* no two tokens are of one sequence */
+    bool has_logits;               /* logits and hidden states that the session does not have yet: pi_hybrid_logits */
     int32_t n_tok, n_logits;
     int32_t n_unwanted; /* of the last layer, from the first token on */
     int32_t n_runs;     /* of blocks with a state: at least the chunk's */
@@ -212,6 +213,11 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 pi_kv_device pi_hybrid_kv(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
+/* The logits of a feed that was to leave them (s->leave_logits) and had room for all of them, where the device left them,
+ * until the next feed; or NULL: the session has them. */
+const float *pi_hybrid_logits(const pi_hybrid *h);
+/* The session has them from here on. */
+void pi_hybrid_take_logits(pi_hybrid *h);
 /* Tokens, from the first on, whose output of layer l nobody wants; l = n_layer: nor that of the last one. */
 static inline int32_t pi_hybrid_unwanted(const pi_hybrid *h, int32_t l) {
     return l + 1 < h->s->model->info.n_layer ? 0 : h->n_unwanted;

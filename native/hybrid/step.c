@@ -525,6 +525,13 @@ static void take_logits(void *ctx, te_team *team) {
     take_rows(team, s->hidden + row * n_embd, d->hidden, n * n_embd);
 }
 
+const float *pi_hybrid_logits(const pi_hybrid *h) { return h->has_logits ? h->device[h->head_device].logits : NULL; }
+
+void pi_hybrid_take_logits(pi_hybrid *h) {
+    if (h->has_logits) te_pool_run(h->n_logits > 2 ? h->few : h->caller, take_logits, h);
+    h->has_logits = false;
+}
+
 /* Whether each block of the last layer that a device computes can do without the first tokens' output. */
 static bool leaves_out(const pi_hybrid *h) {
     const int32_t l = h->s->model->info.n_layer - 1;
@@ -547,6 +554,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     if (h->process_id != te_os_process_id())
         return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
     PI_TRY(pi_hybrid_kv_status(h));
+    h->has_logits = false;
     h->n_tok = s->chunk.n_tok;
     h->n_logits = s->chunk.n_logits;
     h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
@@ -559,9 +567,10 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     for (int32_t l = 0; l < info->n_layer; l++)
         if (h->layer[l].device >= 0) record(h, l);
     pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
-    if (h->head_device >= 0 && h->n_logits) {
-        te_pool_run(h->n_logits > 2 ? h->few : h->caller, take_logits, h);
-        if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
-    }
+    h->has_logits = h->head_device >= 0 && h->n_logits;
+    if (s->leave_logits && h->n_logits == s->logits_rows && !pi_changes_logits(s->model)) return PI_OK;
+    const bool has_logits = h->has_logits;
+    pi_hybrid_take_logits(h);
+    if (has_logits && pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
     return PI_OK;
 }

@@ -25,16 +25,16 @@ typedef struct pi_chunk {
 } pi_chunk;
 
 enum {
-    PI_ATTENTION_SPAN = 256,    /* positions whose scores are held at a time; whole blocks */
-    PI_ATTENTION_PART = 256,    /* the fewest positions that are worth a part of their own */
-    PI_ATTENTION_SPLIT_TOK = 16 /* up to so many tokens in a chunk there is room for all parts */
+    PI_ATTENTION_SPAN = 256, /* positions whose scores are held at a time; whole blocks */
+    PI_ATTENTION_PART = 256  /* the fewest positions that are worth a part of their own */
 };
 
 /* What attention needs of a member's scratch, for a piece of so many rows of queries (tokens times the query heads of a
  * KV head). Offsets in floats; the queries themselves are at 0. */
 typedef struct pi_attention_room {
     int32_t rows;
-    int32_t n_slot;     /* into how many parts a token's positions can be cut, see PI_ATTENTION_SPLIT_TOK */
+    int32_t n_slot;     /* into how many parts a token's positions can be cut */
+    int32_t n_tok;      /* of how many tokens there is room for all parts: the most that row kernels take at a time */
     size_t part_floats; /* of one row's part */
     size_t ld;          /* floats per row of scores */
     size_t out, sums, packed_q, packed, work, score;
@@ -112,6 +112,7 @@ struct pi_session {
     float *logits; /* [logits_rows][n_vocab] of the last feed */
     float *hidden; /* [logits_rows][n_embd] */
     int32_t logits_rows, logits_capacity;
+    bool leave_logits; /* of the feed under way: they may stay where a device leaves them */
     float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
     int32_t all_rows, all_capacity;
     const float *given; /* [tokens of the feed][n_embd] what such a head reads beside tokens; while it is computed */

@@ -8,7 +8,7 @@
 
 enum {
     PRODUCT_MIN = 16, /* tokens that matrix products are worth; fewer are faster by row kernels */
-    ROW_MAX = 16      /* tokens of a chunk, and generated tokens of a sequence in a batch, for row kernels */
+    ROW_MAX = 16      /* generated tokens of a sequence in a batch that are for row kernels */
 };
 
 static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -47,10 +47,10 @@ static bool ends_products(const pi_session *s, const uint8_t *by_row, int32_t i)
     return s->kv.states.floats && by_row[i] && !by_row[i - 1];
 }
 
-/* The longest beginning of n tokens with at most ROW_MAX for row kernels. */
+/* The longest beginning of n tokens with at most room.n_tok for row kernels. */
 static int32_t cpu_length(const pi_session *s, const uint8_t *by_row, int32_t n) {
     int32_t n_row = 0, i = 0;
-    while (i < n && n_row + by_row[i] <= ROW_MAX) {
+    while (i < n && n_row + by_row[i] <= s->room.n_tok) {
         if (i && ends_products(s, by_row, i)) break;
         n_row += by_row[i++];
     }
@@ -136,7 +136,7 @@ void pi_chunk_fill(pi_session *s, const pi_cut *cut, int32_t first, int32_t n, i
     if (s->kv.states.floats) sort_tokens(c);
     for (int32_t i = 0; s->kv.states.floats && i < n; i++)
         c->kept[i] = pi_states_reserved(&s->kv.states, c->seq[c->order[i]], c->pos[c->order[i]] + 1);
-    c->decode = n <= PI_ATTENTION_SPLIT_TOK;
+    c->decode = n <= s->room.n_tok;
     for (int32_t i = 1; i < n && c->decode; i++)
         for (int32_t j = 0; j < i; j++) c->decode &= c->seq[i] != c->seq[j];
 }

@@ -29,4 +29,7 @@ void pi_chunk_fill(pi_session *s, const pi_cut *c, int32_t first, int32_t n, int
  * many generated tokens as such, which want none. */
 void pi_chunk_keep(pi_session *s, const pi_cut *c);
 
+/* pi_session_feed (feed.c), of which the caller holds the lock. */
+pi_status pi_feed_locked(pi_session *s, const pi_batch *b);
+
 #endif

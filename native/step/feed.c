@@ -3,10 +3,7 @@
 
 #include "../blocks/forward.h"
 #include "../hybrid/hybrid.h"
-#include "../sample/sampler.h"
 #include "chunk.h"
-
-enum { CHOICES_ALONE = 4 };
 
 /* Checks every token; leaves in to[seq] the length each sequence will have. */
 static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
@@ -163,8 +160,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     return PI_OK;
 }
 
-/* The caller holds the lock. */
-static pi_status feed_locked(pi_session *s, const pi_batch *b) {
+pi_status pi_feed_locked(pi_session *s, const pi_batch *b) {
     const size_t n = (size_t)b->n_tokens;
     const feed_room room = {malloc(3 * sizeof(int32_t) * (size_t)s->kv.n_seq), calloc(n, sizeof(int32_t)),
                             calloc(n, 1)};
@@ -181,83 +177,7 @@ pi_status pi_session_feed(pi_session *s, const pi_batch *b) {
     if (!s || !b || b->n_tokens < 1 || !b->token)
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_feed: a batch needs at least one token");
     pi_session_lock(s);
-    const pi_status st = feed_locked(s, b);
-    pi_session_unlock(s);
-    return st;
-}
-
-/* Feeds the token and chooses what follows, under one lock: another thread's feed would replace the logits. */
-static pi_status next_locked(pi_session *s, const pi_batch *batch, pi_sampler *sampler, int32_t *next) {
-    int32_t chosen = -1;
-    PI_TRY(feed_locked(s, batch));
-    *next = batch->token[0];
-    PI_TRY(pi_sampler_sample(sampler, s->logits, &chosen));
-    PI_TRY(pi_sampler_accept(sampler, chosen));
-    *next = chosen;
-    return PI_OK;
-}
-
-pi_status pi_session_next(pi_session *s, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler, int32_t *next) {
-    if (!s || !sampler || !next) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_next: session, sampler or next is NULL");
-    *next = -1;
-    const int32_t n_vocab = s->model->info.n_vocab, n_sampled = pi_sampler_n_vocab(sampler);
-    if (n_sampled != n_vocab)
-        return PI_FAIL(PI_ERROR_ARGUMENT, "there are %d logits, of this sampler they must be %d", n_vocab, n_sampled);
-    const pi_batch batch = {.n_tokens = 1, .token = &token, .pos = &pos, .seq = &seq};
-    pi_session_lock(s);
-    const pi_status st = next_locked(s, &batch, sampler, next);
-    pi_session_unlock(s);
-    return st;
-}
-
-/* What many samplers choose of. */
-typedef struct choices {
-    pi_session *s;
-    const int32_t *row;
-    pi_sampler *const *sampler;
-    int32_t *chosen;
-    int32_t n;
-} choices;
-
-static void choose(const choices *c, int32_t i) {
-    const float *logits = c->s->logits + (size_t)c->row[i] * (size_t)c->s->model->info.n_vocab;
-    int32_t token = -1;
-    const bool is_chosen =
-        pi_sampler_sample(c->sampler[i], logits, &token) == PI_OK && pi_sampler_accept(c->sampler[i], token) == PI_OK;
-    c->chosen[i] = is_chosen ? token : -1;
-}
-
-static void choose_shared(void *ctx, te_team *team) {
-    const choices *c = ctx;
-    for (int64_t i; (i = te_counter_take(team, 0, 1)) < c->n;) choose(c, (int32_t)i);
-}
-
-static pi_status check_choices(const pi_session *s, const pi_batch *b, const choices *c) {
-    int32_t n_logits = 0;
-    for (int32_t i = 0; i < b->n_tokens; i++) n_logits += pi_batch_has_logits(b, i);
-    for (int32_t i = 0; i < c->n; i++) {
-        if (!c->sampler[i] || pi_sampler_n_vocab(c->sampler[i]) != s->model->info.n_vocab)
-            return PI_FAIL(PI_ERROR_ARGUMENT, "sampler %d is NULL or of another vocabulary than the model's", i);
-        if (c->row[i] < 0 || c->row[i] >= n_logits)
-            return PI_FAIL(PI_ERROR_ARGUMENT, "sampler %d is for row %d, and the batch has %d with logits", i,
-                           c->row[i], n_logits);
-    }
-    return PI_OK;
-}
-
-pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, const int32_t *row,
-                                 pi_sampler *const *sampler, int32_t *chosen) {
-    if (!s || !b || b->n_tokens < 1 || !b->token || n < 0 || (n > 0 && (!row || !sampler || !chosen)))
-        return PI_FAIL(PI_ERROR_ARGUMENT,
-                       "pi_session_feed_choose: a batch needs at least one token, and choices what they choose by");
-    choices c = {s, row, sampler, chosen, n};
-    PI_TRY(check_choices(s, b, &c));
-    pi_session_lock(s);
-    const pi_status st = feed_locked(s, b);
-    if (st == PI_OK && n > CHOICES_ALONE) /* waking the team takes as long as some of them */
-        te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, &c);
-    else if (st == PI_OK)
-        for (int32_t i = 0; i < n; i++) choose(&c, i);
+    const pi_status st = pi_feed_locked(s, b);
     pi_session_unlock(s);
     return st;
 }

@@ -96,8 +96,8 @@ static void lay_out(pi_session *s, carver *c) {
     s->list_own = carve(c, predictor ? 1 : 0, n_ff, sizeof *s->list_own);
     s->list_part = carve(c, 1, nt, sizeof *s->list_part);
     s->scratch = carve(c, nt, s->scratch_floats, f);
-    const size_t split = b < PI_ATTENTION_SPLIT_TOK ? b : PI_ATTENTION_SPLIT_TOK;
-    s->parts = carve(c, s->room.n_slot > 1 ? pi_mul(split, (size_t)i->n_head) : 0,
+    const size_t few = b < (size_t)s->room.n_tok ? b : (size_t)s->room.n_tok;
+    s->parts = carve(c, s->room.n_slot > 1 ? pi_mul(few, (size_t)i->n_head) : 0,
                      pi_mul((size_t)s->room.n_slot, s->room.part_floats), f);
     s->chunk.token = carve(c, b, 1, sizeof(int32_t));
     s->chunk.pos = carve(c, b, 1, sizeof(int32_t));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +39,10 @@ def parts_of(running: Sequence[Request], *, n_batch: int, pace: Pace) -> list[Pa
         room = min(room, pace.part(len(running) - n_next, n_next))
     n_scored = _SCORED
     parts = []
-    for request in running:
+    for request, most in _rooms(running, room):
         n = request.left
         if n > 1:
-            n = request.part(room, min(n_scored, _SCORED_PART)) if room > 0 else 0
+            n = request.part(min(room, most), min(n_scored, _SCORED_PART)) if min(room, most) > 0 else 0
             room -= n
             if n < request.left:
                 request.drop_guess()
@@ -51,6 +51,22 @@ def parts_of(running: Sequence[Request], *, n_batch: int, pace: Pace) -> list[Pa
         if n:
             parts.append((request, n + request.guess.size))
     return sorted(parts, key=lambda part: part[0].is_text)  # rows of logits of one kind stand together
+
+
+def _rooms(running: Sequence[Request], room: int) -> Iterator[tuple[Request, int]]:
+    """Who may read how much, in turn. Who came first has half of the room, so that it comes to its end, and
+    what is left is for the shortest: a short prompt does not wait until a long one is read."""
+    reading = [request for request in running if request.left > 1]
+    first = reading[0] if len(reading) > 1 and reading[0].left > room else None
+    for request in running:
+        if request.left <= 1:
+            yield request, 1
+    if first is not None:
+        others = sum(request.left for request in reading[1:])
+        yield first, max(room - others, room // 2)
+    for request in sorted(reading, key=lambda request: request.left):
+        if request is not first:
+            yield request, room
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -25,16 +25,18 @@ from ._native import KV_BLOCK
 from .arrays import Ids
 from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
+from .one_call import OneCall
 from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
 from .request_queue import RequestQueue
+from .rounds import Given, give
 from .scheduler_stats import RequestTimes
 from .session import Session
 from .speculation import free_guesses, show_heads, take_guesses
 
 
-class Engine:
+class Engine(OneCall):
     """The requests of one session. Any thread may call add(), cancel(), check() and close(); the others are
     for one thread at a time."""
 
@@ -77,7 +79,7 @@ class Engine:
         self.queue = RequestQueue(most, max_waiting)
         self.changed = self.queue.changed
         self._running = self.queue.running
-        self._chosen: list[tuple[Request, int, bool]] = []  # not given yet
+        self._chosen: list[Given] = []  # not given yet
         self._n_guesses = self._n_guesses_given = n_guesses
         self.n_feeds = 0
         """Batches computed so far; the last one's logits are what the session has."""
@@ -87,8 +89,6 @@ class Engine:
         """Tokens: prompt, reused, computed, generated; read, of prompts; drafted, and of those accepted. And
         requests preempted."""
         self.times = RequestTimes()
-        self.saw: Callable[[Session], object] | None = None
-        """Called after each step of one generated token."""
 
     # -- what any thread may call
 
@@ -131,8 +131,7 @@ class Engine:
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
-        request = self._alone()
-        if request is not None and self._step_alone(request):
+        if self._made_one_call():
             return
         self._leave()
         self._admit()
@@ -263,52 +262,13 @@ class Engine:
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         self.session = self.cache.session = session
+        self._sees_each = True
         self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again
         self.n_feeds += 1
         for sequence in self.cache.all[1:]:
             sequence.n = 0
 
     # -- a step's parts
-
-    def _alone(self) -> Request | None:
-        """The only request, if all that the step has to do is to compute its next token."""
-        if len(self._running) != 1 or self.queue.waiting or self.is_closing:
-            return None
-        request = self._running[0]
-        is_late = request.deadline is not None and time.monotonic() >= request.deadline
-        is_over = request.stream.is_cancelled or is_late or request.over is not None
-        is_next = request.is_plain and request.left == 1 and request.n <= self.n_ctx
-        return request if is_next and not is_over else None
-
-    def _step_alone(self, request: Request) -> bool:
-        """A step of this one in a single call of the session; False where there is no room for it."""
-        sequence, choice = request.sequence, request.choice
-        assert sequence is not None and choice is not None
-        at = sequence.n
-        sequence.n_coming, sequence.row = at + 1, None
-        self.n_feeds += 1
-        error, begin = None, time.monotonic()
-        try:
-            token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
-        except PowerInferError as failed:
-            if self.session.length(sequence.number) == at:  # it was not the choice
-                if isinstance(failed, ContextError):
-                    return False
-                raise
-            error = failed
-        self._pace.saw(0, 1, time.monotonic() - begin)
-        sequence.n = at + 1
-        sequence.row = self.n_feeds, 0
-        if self.saw is not None:
-            self.saw(self.session)
-        self.totals["steps"] += 1
-        self.totals["computed"] += 1
-        if error is not None:
-            self._finish(request, "error", error)
-            return True
-        self._took(request, token)
-        self._give()
-        return True
 
     def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
         """A request that was under way is over."""
@@ -357,6 +317,7 @@ class Engine:
             return
         with self.changed:
             candidates = list(self.queue.waiting)
+        n_free = self.session.info.n_blocks_free  # asked once: others have Python's lock after each call
         for request in candidates:
             if len(self._running) >= self.queue.max_running:
                 return
@@ -374,9 +335,11 @@ class Engine:
             need = blocks(request.n) - n // KV_BLOCK + len(self._running)
             if request.is_text:  # several texts of one call: those before it are not all computed yet
                 need += sum(blocks(own.n) - blocks(own.n - own.left) for own in self._running)
-            while self.session.info.n_blocks_free < need and self.cache.evict(keep=source):
-                pass
-            if self._running and self.session.info.n_blocks_free < need:
+            if n_free < need:  # what others gave up meanwhile counts
+                n_free = self.session.info.n_blocks_free
+            while n_free < need and self.cache.evict(keep=source):
+                n_free = self.session.info.n_blocks_free
+            if self._running and n_free < need:
                 return
             branch = 0 if request.is_text else self.cache.branch(ids)
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
@@ -449,8 +412,8 @@ class Engine:
         parts, batch, chosen = self._feed(parts)
         if not parts:
             return
-        if self.saw is not None and len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
-            self.saw(self.session)
+        if len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
+            self._see()
         n_computed = n_read = 0
         for (request, n), end in zip(parts, batch.ends, strict=True):
             sequence = request.sequence
@@ -541,10 +504,7 @@ class Engine:
         Who wakes up wants Python's lock, and would have it at the next call of the engine."""
         if not self._chosen:
             return
-        now = time.monotonic()
-        self.times.given([request for request, _, _ in self._chosen], now)
-        for request, token, is_end in self._chosen:
-            request.stream.put(token, is_end, now)
+        give(self._chosen, self.times)
         self._chosen.clear()
 
     def _choose(self, request: Request) -> None:

@@ -52,11 +52,12 @@ class Placement(ABC):
         self.computed = np.zeros(self._loader.model.info.n_layer)
         """Neurons of each layer, of all tokens seen."""
 
-    def saw(self, session: Session) -> None:
-        """After a step of one generated token: of the first FIRST ones it is noted what they took."""
+    def saw(self, session: Session) -> bool:
+        """After a step of one generated token: of the first FIRST ones it is noted what they took. Returns
+        whether the next is one of these."""
         plan = self._loader.plan
         if plan is None or not plan.uses_device or self.n_seen >= FIRST:
-            return
+            return False
         self.n_seen += 1
         self._us += session.last_total.us
         self.computed += [step.n_computed for step in session.last_step]
@@ -69,6 +70,7 @@ class Placement(ABC):
                 computed=tuple(float(n) / FIRST for n in self.computed),
             )
             self._loader.plan = replace(plan, measured=measured)
+        return self.n_seen < FIRST
 
     def is_due(self, session: Session, patience: int = 1) -> bool:
         """Whether there is a plan to improve, and enough was learned since the last look. patience: how many

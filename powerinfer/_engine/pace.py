@@ -1,9 +1,10 @@
 """How much of prompts a step reads while others generate: their tokens should take at most twice as long, or
 longer only as far as more wait for their prompts than generate.
 
-What a step takes is measured: with nothing to read, and how much more with a part of each size. A device that
-must be brought all weights for a part, however small, makes small parts dear; then those are read that are
-nearly as fast as the best.
+What a step takes is measured: with nothing to read, and how much more with a part of each size. Where no
+size is short enough, because a device must be brought all weights for a part, or is slower with a few tokens
+of a prompt than with many sequences, those are read that are nearly as fast as the best, and steps without
+any follow, so that others' tokens take twice as long on average.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ SIZES = (16, 32, 64, 128, 256, 512)
 _FIRST = 128
 _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
 _NEARLY = 0.6
+_MOST_REST = 64
 _TRIES = 256  # parts, after which the sizes beside the one in use are tried again; at first sooner
 
 
@@ -24,28 +26,34 @@ class Pace:
         self._quiet: dict[int, float] = {}  # seconds of a step with nothing to read, by log2 of who generate
         self._more: list[float | None] = [None] * len(SIZES)  # seconds that a part of this size adds
         self._n_parts = 0
+        self._allowed = 0.0  # seconds for the part of the step under way
+        self._rest = 0  # steps that read nothing
 
     def part(self, n_reading: int, n_generating: int) -> int:
-        """Tokens of prompts for the next step."""
+        """Tokens of prompts for the next step; 0: others have it for themselves."""
         if self._fixed is not None:
             return self._fixed
         quiet = self._quiet_of(n_generating)
         if quiet is None or all(more is None for more in self._more):
             return _FIRST
-        allowed = quiet * max(1.0, n_reading / n_generating)
+        self._allowed = allowed = quiet * max(1.0, n_reading / n_generating)
+        if self._rest > 0:
+            return 0
         more = [self._expected(i) for i in range(len(SIZES))]
         fitting = [size for size, seconds in zip(SIZES, more, strict=True) if seconds <= allowed]
         if fitting:
             return fitting[-1]
-        usual = [(size, size / seconds) for size, seconds in zip(SIZES, more, strict=True) if size <= _FIRST]
-        best = max(rate for _, rate in usual)
-        return next(size for size, rate in usual if rate >= _NEARLY * best)
+        rates = [(size, size / seconds) for size, seconds in zip(SIZES, more, strict=True)]
+        best = max(rate for _, rate in rates)
+        return next(size for size, rate in rates if rate >= _NEARLY * best)
 
-    def saw(self, n_read: int, n_generating: int, seconds: float) -> None:
-        """A step of so many tokens of prompts, and one of each that generate."""
+    def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
+        """A step of so many tokens of prompts, and one of each that generate; or several such steps, of which
+        one takes so long."""
         if not n_generating or self._fixed is not None:
             return
         if not n_read:
+            self._rest = max(self._rest - n_steps, 0)
             key = n_generating.bit_length()
             self._quiet[key] = _mean(self._quiet.get(key), seconds)
             return
@@ -55,7 +63,9 @@ class Pace:
         i = next((i for i, size in enumerate(SIZES) if size / 2 < n_read <= size), None)
         if i is None:
             return
-        self._more[i] = _mean(self._more[i], max(seconds - quiet, 1e-6))
+        more = max(seconds - quiet, 1e-6)
+        self._rest = min(round(more / max(self._allowed, quiet)) - 1, _MOST_REST)
+        self._more[i] = _mean(self._more[i], more)
         self._n_parts += 1
         if self._n_parts % _TRIES == 0 or self._n_parts in (8, 16, 32, 64, 128):
             for beside in (i - 1, i + 1):

@@ -75,13 +75,14 @@ class PrefixCache:
         that is looked at."""
         best, most = None, _WORTH - 1 if place is None else 0
         for sequence in self.all if place is None else [place]:
-            if sequence.n > most:
-                same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids)
-                n = self.session.reusable_prefix(
-                    min(same, ids.size - 1), sequence.n_prompt, n_prompt, seq=sequence.number
-                )
-                if n > most:
-                    best, most = sequence, n
+            if min(sequence.n, ids.size - 1) <= most:
+                continue
+            same = common_prefix(sequence.ids[: sequence.n][: sequence.n_shared], ids[:-1])
+            if same <= most:  # without a call of the engine: others would have Python's lock meanwhile
+                continue
+            n = self.session.reusable_prefix(same, sequence.n_prompt, n_prompt, seq=sequence.number)
+            if n > most:
+                best, most = sequence, n
         return best, most if best is not None else 0
 
     def branch(self, ids: Ids) -> int:

@@ -51,7 +51,8 @@ class Stream:
         """Its tokens are given when it has ended: who wants nothing sooner is not woken for each."""
         self._held: list[tuple[int, bool]] = []
         self.on_more: Callable[[], object] | None = None
-        """Called, in the thread that computes, when there is more, or it has ended."""
+        """Called when there is more, or it has ended, by the thread that computes, or by the one that gives
+        tokens meanwhile."""
         self._queue: SimpleQueue[tuple[int, bool] | BaseException | None] = SimpleQueue()
         self._ended = False
         self._cancel = cancel
@@ -241,6 +242,12 @@ class Request:
         self.n += 1
         self.left_to_give -= 1
         return "stop" if self.choice.is_last(token) else "length" if not self.left_to_give else None
+
+    def went_on(self, tokens: Ids) -> None:
+        """These were chosen, none of which is the last."""
+        self.ids[self.n : self.n + tokens.size] = tokens
+        self.n += tokens.size
+        self.left_to_give -= tokens.size
 
     @property
     def room_for_guesses(self) -> int:

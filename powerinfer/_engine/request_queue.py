@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..errors import BusyError, ClosedError
 from .request import Reason, Request, Stream
@@ -24,6 +26,7 @@ class RequestQueue:
         self.is_closing = False
         """No new requests are taken."""
         self._ends_at = 0.0
+        self._disturbed: Callable[[], object] | None = None
 
     @property
     def has_room(self) -> bool:
@@ -46,7 +49,24 @@ class RequestQueue:
                     f"{len(self.running)} requests are under way and {len(self.waiting)} are waiting"
                 )
             self.waiting.append(request)
+            if self._disturbed is not None and len(self.running) < self.max_running:
+                self._disturbed()
             self.changed.notify_all()
+
+    @contextmanager
+    def undisturbed(self, disturbed: Callable[[], object]) -> Iterator[bool]:
+        """Whether nobody who waits could have a place, and nobody under way is to leave. From then on, until
+        the `with` ends, disturbed() is called when that changes; deadlines are left out of account."""
+        with self.changed:
+            has_place = len(self.running) < self.max_running
+            is_left = any(request.stream.is_cancelled for request in self.running)
+            is_undisturbed = not (self.is_closing or is_left or (self.waiting and has_place))
+            self._disturbed = disturbed if is_undisturbed else None
+        try:
+            yield is_undisturbed
+        finally:
+            with self.changed:
+                self._disturbed = None
 
     def start(self, request: Request) -> bool:
         """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
@@ -74,6 +94,8 @@ class RequestQueue:
             request = next((request for request in self.waiting if request.stream is stream), None)
             if request is not None:
                 self.waiting.remove(request)
+            elif self._disturbed is not None:
+                self._disturbed()
             self.changed.notify_all()
             return request
 
@@ -100,5 +122,7 @@ class RequestQueue:
             if not self.is_closing or time.monotonic() + grace_s < self._ends_at:
                 self._ends_at = time.monotonic() + grace_s
             self.is_closing = True
+            if self._disturbed is not None:
+                self._disturbed()
             self.changed.notify_all()
             return self.take_waiting()

@@ -4,8 +4,8 @@
     stream = scheduler.submit(ids, Choice(sampler=sampler), limit=64)
     for token in stream: ...
 
-One thread steps an engine; others wait for their tokens. Texts to embed or to score stand in line beside
-generations and share their steps.
+One thread steps an engine; others wait for their tokens, which a second one gives while steps go on
+(rounds.py). Texts to embed or to score stand in line beside generations and share their steps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from .embedding import Vectors, embedding_request, pool, pooling_number
 from .engine import Engine
 from .expert_stats import ExpertWatch
 from .request import Draft, Request, Stream, text_request
+from .rounds import Rounds
 from .scheduler_stats import Rates, SchedulerStats
 from .session import LayerStep
 
@@ -70,7 +72,11 @@ class Scheduler:
         """Of the session, if a step failed and it has not worked since; it is tried again now and then."""
         if draft is not None:
             engine.measure_guesses()
+        self._begun: SimpleQueue[Rounds | None] = SimpleQueue()
+        engine.begin_rounds = self._begun.put
         self._thread = threading.Thread(target=self._run, name="powerinfer-scheduler", daemon=True)
+        giver = threading.Thread(target=_give, args=(self._begun,), name="powerinfer-giver", daemon=True)
+        giver.start()
         self._thread.start()
 
     def submit(
@@ -257,6 +263,12 @@ class Scheduler:
     # -- the thread
 
     def _run(self) -> None:
+        try:
+            self._steps()
+        finally:
+            self._begun.put(None)
+
+    def _steps(self) -> None:
         engine = self.engine
         while True:
             with engine.changed:
@@ -318,6 +330,13 @@ class Scheduler:
             return
         with suppress(Exception):
             self._probe()
+
+
+def _give(begun: SimpleQueue[Rounds | None]) -> None:
+    """A thread's: what rounds have chosen is given while further ones are computed."""
+    while (rounds := begun.get()) is not None:
+        rounds.give()
+        del rounds  # and what it holds
 
 
 def _wait(under_way: deque[Stream]) -> None:

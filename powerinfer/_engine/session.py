@@ -272,6 +272,14 @@ class Session:
             self._check_fed(status)
             return chosen
 
+    def run_rounds(self, rounds: Any, n: int) -> None:
+        """Runs the engine's rounds (rounds.py) of n sequences. Raises what feed() raises."""
+        with self._lock:
+            status = _native.lib.pi_session_rounds(self.handle, rounds)
+            if rounds.state > 1:
+                self._keep(n, n)
+            self._check_fed(status)
+
     def _check_fed(self, status: int) -> None:
         """Raises what a feed failed with. A device that fails leaves no logits, nor those from before."""
         if status != 0 and _native.lib.pi_session_logits(self.handle, 0) == _native.ffi.NULL:

@@ -235,7 +235,10 @@ def model_facts(file: ModelFile, m: ModelInfo) -> list[tuple[str, str]]:
         )
     threshold = f" above {m.activation_threshold:g}" if m.activation_threshold else ""
     kind = "gated" if m.is_gated else "plain"
-    rows.append(("FFN", f"{kind}, {m.activation}{threshold}; {sparsity_of(file, m)}"))
+    named = f"{m.activation}{threshold}"
+    if m.architecture == "bitnet" and "powerinfer.hidden_act" not in file.metadata:
+        named += " (the file does not say; of models trained with relu2 powerinfer.hidden_act does)"
+    rows.append(("FFN", f"{kind}, {named}; {sparsity_of(file, m)}"))
     if m.has_predictor:
         kind = "fc1 and fc2 in every layer" if m.predictor == "mlp" else "signs of the weights"
         each = " and up, layer by layer" if "powerinfer.sparse_thresholds" in file.metadata else ""

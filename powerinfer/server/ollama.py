@@ -16,6 +16,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from .. import __version__
+from .._text.channels import has_channels
+from .._text.reasoning import thinks
 from ..async_llama import AsyncStream
 from .arguments import invalid
 from .aside import aside_if
@@ -442,7 +444,7 @@ def _shown(model: ServedModel) -> dict[str, Any]:
     capabilities = ["completion"]
     if "tools" in template:
         capabilities.append("tools")
-    if "<think>" in template or "<|channel|>" in template:
+    if thinks(template) is not None or has_channels(template):
         capabilities.append("thinking")
     if model.opened is not None and model.opened.llama.tokenizer.fim_mid is not None:
         capabilities.append("insert")

@@ -20,7 +20,7 @@ from tests.convert import folders
 
 CONFIGS = models.GOLDEN / "configs.json.xz"
 SPECS = [name for name in models.SPECS if name not in models.CONVERTED]
-NAMES = [*SPECS, *(name for name in checkpoints.CASES if name not in checkpoints.UNCONVERTED)]
+NAMES = [*SPECS, *checkpoints.CASES]
 
 
 @functools.cache

@@ -13,13 +13,12 @@ import pytest
 
 from powerinfer._engine.session import Model, Session
 from powerinfer.errors import FormatError, UnsupportedError
-from powerinfer.models.convert.check import check
-from powerinfer.models.convert.conversion import convert, open_source
+from powerinfer.models.convert.conversion import convert
 from powerinfer.models.convert.families import FAMILIES
 from powerinfer.models.convert.families.reading import read_hyper
 from powerinfer.models.convert.json_file import Settings
 from powerinfer.models.convert.keys import model_keys
-from tests import checkpoints, models, next_head, reference
+from tests import checkpoints, models, reference
 from tests.convert import folders, gguf_raw, published
 
 # One of each family.
@@ -97,6 +96,8 @@ def config_of(name: str, **values: Any) -> Settings:
         ("gemma3", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar is 64"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("afmoe", {"mup_enabled": False}, "mup_enabled"),
+        ("gemma3n", {"intermediate_size": [160, 96, 160, 160, 160]}, "different intermediate_size"),
+        ("gemma3n", {"altup_correct_scale": False}, "altup_correct_scale"),
         ("ernie4_5-moe", {"moe_layer_interval": 2}, "layers without experts"),
         ("llama4", {"use_qk_norm": False}, "use_qk_norm"),
         ("llama4", {"no_rope_layers": [1, 1, 1, 1]}, "each fourth"),
@@ -142,6 +143,9 @@ def test_what_is_not_run(name: str, values: dict[str, Any], says: str) -> None:
         ("llama4", {"layer_types": [None]}, "a list of texts"),
         ("smollm3", {"layer_types": True}, "a list of texts"),
         ("gemma4", {"layer_types": ["sliding_attention"] * 6}, "some layers have full_attention"),
+        ("gemma3n", {"activation_sparsity_pattern": [0.95, 1.0, 0, 0, 0]}, "a list of 5 numbers from 0"),
+        ("gemma3n", {"activation_sparsity_pattern": [0.95]}, "a list of 5 numbers from 0"),
+        ("gemma3n", {"intermediate_size": [160.0] * 5}, "a whole number, or a list"),
         ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, "full_attn_idxs"),
         ("hunyuan-moe", {"moe_topk": [2, 3]}, "moe_topk"),
     ],
@@ -161,7 +165,7 @@ _SAY_NOTHING = r"""
     |attention_bias|use_(qkv_|conv_|expert_)?bias|mamba_conv_bias|attention_k_eq_v|.*_multiplier
     |use_double_wide_mlp|num_nextn_predict_layers|max_window_layers
     |_?sliding_window(_pattern)?|original_max_position_embeddings|(mamba_)?expand|mamba_d_ssm|qk_head_dim
-    |block_(ffn_dim_multiplier|multiple_of)|mamba_norm_before_gate
+    |block_(ffn_dim_multiplier|multiple_of)|mamba_norm_before_gate|altup_coef_clip|laurel_rank
 """
 
 
@@ -407,6 +411,39 @@ def test_a_model_that_sees(tmp_path: Path) -> None:
         assert reference.relative_error(rows, golden.logits[:20]) < TOLERANCE
 
 
+def test_a_gemma3n_that_sees_and_hears(tmp_path: Path) -> None:
+    """It has more tokens than embeddings per layer; those without have the first one's."""
+    golden, per_layer = checkpoints.golden("gemma3n"), "model.embed_tokens_per_layer.weight"
+    text = {k: v for k, v in published.configs()["gemma3n"].items() if k != "architectures"}
+    ids = golden.prompt[:20]
+    n, left_out = int(ids.max()) + 1, ("model.audio_tower.x.weight", "model.embed_vision.x.weight")
+
+    def renamed(w: dict[str, Any]) -> dict[str, Any]:
+        w = w | {per_layer: w[per_layer][:n]}
+        out = {name.replace("model.", "model.language_model.", 1): value for name, value in w.items()}
+        return out | {name: np.ones((2, 2), np.float32) for name in left_out}
+
+    folder = published.write_folder(tmp_path / "hf", "gemma3n", change=renamed)
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}
+    text |= {"vocab_size_per_layer_input": n}
+    folders.write_json(folder / "config.json", config | {"text_config": text, "tie_word_embeddings": False})
+    done = convert(folder, tmp_path / "out.gguf")
+    assert sorted(done.left_out) == sorted(left_out)
+    rows = logits(tmp_path / "out.gguf", ids)
+    assert reference.relative_error(rows, golden.logits[:20]) < TOLERANCE
+    table = reference.load(tmp_path / "out.gguf")["per_layer_token_embd.weight"]
+    assert len(table) == text["vocab_size"] > n
+    np.testing.assert_array_equal(table[n:], np.broadcast_to(table[:1], table[n:].shape))
+
+
+def test_projections_of_streams_that_are_missing(tmp_path: Path) -> None:
+    def without(w: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in w.items() if name != "model.altup_projections.1.weight"}
+
+    folder = published.write_folder(tmp_path / "hf", "gemma3n", change=without)
+    refused(folder, tmp_path / "out.gguf", "what becomes altup_proj.weight, projection 1 is missing")
+
+
 def test_gpt2_without_a_prefix(tmp_path: Path) -> None:
     golden = checkpoints.golden("gpt2")
 
@@ -519,94 +556,6 @@ def test_what_configs_of_other_times_say() -> None:
     keys = read_hyper(config_of("gemma4-large", **gemma4)).keys
     assert keys["attention.key_length"] == 64
     assert keys["attention.head_count_kv"].tolist() == [2, 2, 1, 2, 2, 1]
-
-
-@pytest.mark.parametrize("name", ["deepseek2-v3", "qwen35", "qwen35moe", "qwen3next", "glm4moe"])
-def test_a_head_for_further_tokens(name: str, tmp_path: Path) -> None:
-    """It becomes what tests/next_head.py writes, by the names that llama.cpp has."""
-    spec, weights = models.SPECS[name], published.with_head(name)
-    if name == "glm4moe":
-        folder = folders.write_folder(tmp_path / "hf", spec, weights=weights)
-    else:
-        folder = published.write_folder(tmp_path / "hf", name, change=lambda _: weights)
-    done = convert(folder, tmp_path / "out.gguf")
-    assert done.left_out == () and any("--mtp" in note for note in done.notes)
-    if name == "glm4moe":  # of the others transformers is asked
-        assert check(open_source(folder), tmp_path / "out.gguf", type="F16").passed
-    has_own = name in ("deepseek2-v3", "glm4moe")
-    path = next_head.write(tmp_path / "expected.gguf", spec, own_output=has_own)
-    actual, expected = reference.load(tmp_path / "out.gguf"), reference.load(path)
-    assert set(actual.tensors) == set(expected.tensors)
-    for tensor, value in expected.tensors.items():
-        np.testing.assert_allclose(actual[tensor], value, rtol=1e-6, atol=2e-7)
-    keys = ("block_count", "nextn_predict_layers", "attention.recurrent_layers")
-    for key in keys[: 3 if name.startswith("qwen") else 2]:
-        np.testing.assert_array_equal(actual.key(key), expected.key(key))
-    with Model(tmp_path / "out.gguf") as model, Model(tmp_path / "out.gguf", next_head=True) as head:
-        assert (model.info.n_next, model.info.n_layer, head.info.n_layer) == (1, spec.n_layer, 1)
-    if has_own:  # published heads have the model's own embeddings and output once more
-        head_of = f"model.layers.{spec.n_layer}."
-        copies = {
-            f"{head_of}embed_tokens.weight": weights["model.embed_tokens.weight"],
-            f"{head_of}shared_head.head.weight": weights["lm_head.weight"],
-        }
-        folders.write_weights(folder, weights | copies, "safetensors")
-        done = convert(folder, tmp_path / "out.gguf")
-        assert set(done.left_out) == set(copies)
-        shorter = set(reference.load(tmp_path / "out.gguf").tensors)
-        own = {f"blk.{spec.n_layer}.nextn.{one}.weight" for one in ("embed_tokens", "shared_head_head")}
-        assert set(expected.tensors) - shorter == own
-    done = convert(folder, tmp_path / "out.gguf", next_head=False)
-    assert done.left_out and "nextn_predict_layers" not in str(reference.load(tmp_path / "out.gguf").meta)
-
-
-@pytest.mark.parametrize("name", ["deepseek2-v3", "glm4moe"])
-def test_several_heads_for_further_tokens(name: str, tmp_path: Path) -> None:
-    spec, weights = models.SPECS[name], published.with_head(name)
-    n = spec.n_layer
-    of = f"model.layers.{n}."
-    second = {
-        one.replace(of, f"model.layers.{n + 1}."): w for one, w in weights.items() if one.startswith(of)
-    }
-    second[f"model.layers.{n + 1}.eh_proj.weight"] = -weights[f"{of}eh_proj.weight"]
-    if name == "glm4moe":
-        folder = folders.write_folder(tmp_path / "hf", spec, weights=weights | second)
-    else:
-        folder = published.write_folder(tmp_path / "hf", name, change=lambda _: weights | second)
-    done = convert(folder, tmp_path / "out.gguf")
-    assert done.left_out == () and any("of 2 such layers the first" in note for note in done.notes)
-    file = reference.load(tmp_path / "out.gguf")
-    assert (file.key("block_count"), file.key("nextn_predict_layers")) == (n + 2, 2)
-    for one, value in file.tensors.items():
-        if one.startswith(f"blk.{n}."):
-            sign = -1 if one.endswith("eh_proj.weight") else 1
-            np.testing.assert_array_equal(file[one.replace(f"blk.{n}.", f"blk.{n + 1}.")], sign * value)
-    with Model(tmp_path / "out.gguf") as model, Model(tmp_path / "out.gguf", next_head=True) as head:
-        assert (model.info.n_next, model.info.n_layer, head.info.n_layer) == (2, n, 1)
-
-
-def test_a_second_head_where_one_is_known(tmp_path: Path) -> None:
-    weights = published.with_head("qwen35")
-    weights["mtp.layers.1.self_attn.q_proj.weight"] = weights["mtp.layers.0.self_attn.q_proj.weight"]
-    folder = published.write_folder(tmp_path / "hf", "qwen35", change=lambda _: weights)
-    refused(folder, tmp_path / "out.gguf", r"mtp\.layers\.1\.self_attn.*--no-mtp leaves them out")
-    assert convert(folder, tmp_path / "out.gguf", next_head=False).hyper.n_next == 0
-
-
-def test_a_head_that_the_engine_would_not_open(tmp_path: Path) -> None:
-    weights = published.with_head("qwen35")
-    del weights["mtp.layers.0.self_attn.q_proj.weight"]
-    folder = published.write_folder(tmp_path / "hf", "qwen35", change=lambda _: weights)
-    refused(folder, tmp_path / "out.gguf", r"--no-mtp leaves it out.*blk\.4\.attn_q")
-    assert convert(folder, tmp_path / "out.gguf", next_head=False).hyper.n_next == 0
-
-
-def test_the_layers_that_guess_are_left_out(tmp_path: Path) -> None:
-    extra = "model.layers.3.self_attn.o_proj.weight"
-    folder = published.write_folder(
-        tmp_path / "hf", "deepseek2-v3", change=lambda w: w | {extra: np.ones((2, 2), np.float32)}
-    )
-    assert convert(folder, tmp_path / "out.gguf").left_out == (extra,)
 
 
 def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     ),
     "bytes overflow": (swap(TWO, dims=(2**62,), kind=0), "tensor 'two' has more bytes than can be counted"),
     "type 4": (swap(TWO, kind=4), "tensor 'two' has the unknown type 4"),
+    "type 36": (swap(TWO, kind=36), "tensor 'two' is of the type I2_S (36) of bitnet.cpp, which is not read"),
     "type 63": (swap(TWO, kind=63), "tensor 'two' has the unknown type 63"),
     "type 64": (swap(TWO, kind=64), "tensor 'two' has the unknown type 64"),
     "type huge": (swap(TWO, kind=2**32 - 1), "tensor 'two' has the unknown type 4294967295"),

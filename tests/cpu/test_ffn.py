@@ -254,6 +254,24 @@ def test_skipping_changes_no_bit(table: str, name: str, act: int) -> None:
                 assert run(team, layer, n_tok=n_tok, skip=True).y.tobytes() == exact.y.tobytes()
 
 
+@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("n_threads", "last"), [(1, 3), (1, 60), (2, 3)])
+def test_segments(name: str, gated: bool, n_threads: int, last: int) -> None:
+    """Rows that are all looked at are a stream in segments of 1024, four times with so few behind them.
+
+    Of two threads all segments are shorter.
+    """
+    n_ff = 4 * (1024 + last)
+    layer = Layer((name,) * 3, RELU, 256, n_ff, gated=gated, bias=not gated, threshold=1.0)
+    with Team(TABLES[BEST], n_threads, max_tok=1, max_cols=256, max_rows=n_ff) as team:
+        dense, exact = run(team, layer), run(team, layer, skip=True)
+        assert dense.y.tobytes() == exact.y.tobytes()
+        assert exact.counts["rows"] < dense.counts["rows"] * 0.8
+        run(team, layer, skip=True, repeats=3)
+        run(team, layer, skip=True, down=False)
+
+
 @pytest.mark.parametrize("skip", [False, True])
 def test_neurons_dealt_beforehand(skip: bool) -> None:
     layer = Layer(("F16",) * 3, RELU, 96, 300)

@@ -21,7 +21,7 @@ import powerinfer
 from powerinfer import ArgumentError, OutOfMemoryError
 from powerinfer._engine import machine
 from powerinfer._engine.file import ModelFile
-from powerinfer._engine.session import Model, Session
+from powerinfer._engine.session import Model, Session, TokenKind
 from powerinfer.models.plan import Settings, engine, make_plan
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models, reference
@@ -545,3 +545,29 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     host = ffi.new("float[256]")
     assert ops.download(dev, host, x, 1024) == 0 and set(host) == {1.0}
     ops.close(dev)
+
+
+def test_256_sequences(folder: Path) -> None:
+    """Of more than products read weights for in their own format, each answers as on the CPU."""
+    path, n_seq = folder / "256.gguf", 256
+    models.write_dense(path, WIDE, kind=Kind.F16)
+    o: dict[str, Any] = {
+        "n_ctx": 64,
+        "n_pool": 64 * n_seq,
+        "n_seq": n_seq,
+        "n_batch": 256,
+        "sparsity": "exact",
+    }
+    rng = np.random.default_rng(6)
+    with Model(path) as model:
+        n_layer, n_ff = model.info.n_layer, model.info.n_ff
+        on_device: dict[str, Any] = {"on_device": [True] * n_layer, "head_on_device": True}
+        hot = [np.arange(n_ff, dtype=np.int32)] * n_layer
+        plan = engine.native_plan(model, ample(**o), engine.Rates(), hot=hot, **on_device)
+        with Session(model, n_threads=2, **o) as alone, Session(model, plan=plan, device="cuda", **o) as s:
+            for n in (256, 65, 128, 255):
+                sequences, ids = rng.permutation(n_seq)[:n].tolist(), rng.integers(3, 290, n, np.int32)
+                for x in (alone, s):
+                    x.feed(ids, seq=sequences, want_logits=[TokenKind.GENERATED] * n)
+                steps = [np.abs(alone.logits(i) - s.logits(i)).max() for i in range(n)]
+                assert max(steps) < TOLERANCE, (n, steps)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer._engine import _native
 from powerinfer._engine.session import Model, Session
-from tests import models, reference, rounding
+from tests import models, other_isa, reference, rounding
 
 ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 # Every query head its own KV head; four to one; all 24 to one; and with sinks.
@@ -158,16 +155,7 @@ def test_memory_does_not_grow_with_the_context(case: tuple[Model, Any]) -> None:
 @pytest.mark.skipif("POWERINFER_ISA" in os.environ, reason="one instruction set was asked for")
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:
-    if not _native.has_isa(isa):
-        pytest.skip(f"this machine has no {isa}")
-    if isa == _native.isa():
-        return  # that is what this process has just tested
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", __file__]
-    env = os.environ | {"POWERINFER_ISA": isa}
-    done = subprocess.run(
-        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    other_isa.run(isa, __file__)
 
 
 def test_bytes_of_k_and_v(case: tuple[Model, Any]) -> None:

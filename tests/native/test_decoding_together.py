@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer._engine.session import Model, Session
+from powerinfer._engine.session import Model, Session, TokenKind
 from tests import models
 
 # Lengths on both sides of a block of K and V, of a span of scores and of what is cut into parts.
@@ -119,6 +119,13 @@ def test_fewer_and_more(tmp_path: Path, n: int) -> None:
     check(models.write_dense(tmp_path / "m.gguf", WIDE), "exact", 2, n)
 
 
+@pytest.mark.parametrize("n", [32, 40])
+def test_many_in_parts_and_masked(tmp_path: Path, n: int) -> None:
+    """32 are taken together, whose positions are cut into parts and who want different neurons."""
+    path = models.write_sparse(tmp_path / "m.gguf", GROUPS, models.draw_predictor(GROUPS), kind=Kind.Q4_0)
+    check(path, "predicted", 3, n)
+
+
 def test_beside_the_ends_of_many_prompts(tmp_path: Path) -> None:
     """More rows of logits than are taken as rows when nobody decodes."""
     rng = np.random.default_rng(4)
@@ -134,3 +141,24 @@ def test_beside_the_ends_of_many_prompts(tmp_path: Path) -> None:
         together = s.logits(0).tobytes()
         s.feed([5], seq=1)
         assert s.logits().tobytes() == together
+
+
+@pytest.mark.parametrize("name", ["llama-linear", "qwen3moe", "deepseek2-v3", "qwen35"])
+def test_256_sequences(tmp_path: Path, name: str) -> None:
+    """One token of each, some steps; four of them alone."""
+    n, few = 256, (0, 17, 100, 255)
+    rng = np.random.default_rng(5)
+    with (
+        Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as model,
+        Session(model, n_ctx=64, n_pool=64 * n, n_seq=n, n_batch=512, n_threads=2) as s,
+        Session(model, n_ctx=64, n_pool=64 * 4, n_seq=4, n_threads=2) as alone,
+    ):
+        s.feed([7] * n, seq=list(range(n)))
+        alone.feed([7] * 4, seq=list(range(4)))
+        for _ in range(3):
+            ids = tokens(rng, n)
+            s.feed(ids, seq=list(range(n)), want_logits=[TokenKind.GENERATED] * n)
+            together = [s.logits(q).tobytes() for q in few]
+            for i, q in enumerate(few):
+                alone.feed([ids[q]], seq=i)
+                assert alone.logits().tobytes() == together[i], q

@@ -44,11 +44,22 @@ HAS_FAULTS = os.environ.get("POWERINFER_LIBRARY") == TEST_LIBRARY
 
 
 class Faults(ctypes.Structure):
-    """pi_host_fault: the n-th time from now on."""
+    """pi_host_fault: the n-th time from now on; how late some operations are."""
 
     _fields_ = [
         (name, ctypes.c_int32)
-        for name in ("alloc", "launch", "transfer", "fetch", "die", "hang", "vanish", "map_one", "map")
+        for name in (
+            "alloc",
+            "launch",
+            "transfer",
+            "fetch",
+            "die",
+            "hang",
+            "vanish",
+            "map_one",
+            "map",
+            "late_us",
+        )
     ]
 
 
@@ -110,6 +121,31 @@ def test_every_allocation_can_fail(model: Model, faults: Faults) -> None:
 
 
 @with_faults
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_every_copy_of_an_upload_can_fail(model: Model, mixture: Model, faults: Faults, kind: str) -> None:
+    """A device that is lost while a session opens: an exception, and the next one opens."""
+
+    def opened() -> Session:
+        return open_two(model) if kind == "dense" else open_mixture(mixture)
+
+    n = 1
+    while True:
+        faults.transfer = n
+        try:
+            s = opened()
+        except DeviceError as error:
+            assert "asked for: copy" in str(error)
+            n += 1
+            continue
+        break
+    faults.transfer = 0
+    with s, opened() as other:
+        for one in (s, other):
+            one.feed(IDS[:5])
+        assert n > 10 and np.array_equal(s.logits(), other.logits())
+
+
+@with_faults
 @pytest.mark.parametrize("n_tok", [1, 40])
 @pytest.mark.parametrize("name", ["die", "hang", "vanish"])
 def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok: int) -> None:
@@ -135,6 +171,22 @@ def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok
             if n % 4 == 1:  # the next step is as if nothing had been
                 feed_patiently(s, IDS[7 : 7 + n_tok])
                 assert np.array_equal(s.logits(), want)
+
+
+@with_faults
+@pytest.mark.parametrize("sparsity", ["predicted", "exact"])
+def test_a_device_that_is_late_changes_no_bits(model: Model, faults: Faults, sparsity: str) -> None:
+    """Whoever of two devices and the CPU is ahead waits for the others, prompts and tokens alike."""
+    got = []
+    for late_us in (0, 400):
+        faults.late_us = late_us
+        with open_two(model, sparsity) as s:
+            rows = []
+            for ids in (IDS[:40], IDS[40:43], *([i] for i in IDS[43:47])):
+                s.feed(ids)
+                rows.append(s.logits().copy())
+            got.append(rows)
+    assert all(np.array_equal(a, b) for a, b in zip(*got, strict=True))
 
 
 @with_faults
@@ -432,6 +484,19 @@ def test_a_mixture_s_device_that_fails_at_any_operation(
             assert not s.length()
         s.feed(IDS[:n_tok])
         assert np.array_equal(s.logits(), other.logits())
+
+
+@with_faults
+@pytest.mark.parametrize("n_tok", [1, 5, 40])
+def test_a_mixture_s_device_that_is_late_changes_no_bits(mixture: Model, faults: Faults, n_tok: int) -> None:
+    got = []
+    for late_us in (0, 400):
+        faults.late_us = late_us
+        with open_mixture(mixture, live_experts=False) as s:
+            for _ in range(3):
+                s.feed(IDS[:n_tok])
+            got.append(s.logits().copy())
+    assert np.array_equal(*got)
 
 
 RARE = {  # experts that lie where the file's counts say that nobody uses them

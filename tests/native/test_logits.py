@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,8 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from powerinfer import Llama
-from powerinfer._engine import _native
 from powerinfer._engine.session import LayerStep, Model, Session
-from tests import models, reference, rounding
+from tests import models, other_isa, reference, rounding
 
 ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
 DENSE = sorted(models.SPECS)
@@ -465,13 +462,4 @@ def test_attention_across_the_borders_of_blocks(name: str, type_kv: Any, tmp_pat
 @pytest.mark.skipif("POWERINFER_ISA" in os.environ, reason="one instruction set was asked for")
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:
-    if not _native.has_isa(isa):
-        pytest.skip(f"this machine has no {isa}")
-    if isa == _native.isa():
-        return  # that is what this process has just tested
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", __file__]
-    env = os.environ | {"POWERINFER_ISA": isa}
-    done = subprocess.run(
-        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    other_isa.run(isa, __file__)

@@ -57,6 +57,14 @@ def test_null_handles_and_outputs(session: Session) -> None:
     one = ffi.new("pi_batch *", {"n_tokens": 1, "token": token})
     refused(lib.pi_session_feed_choose(s, one, 1, NULL, NULL, NULL), "choices")
     refused(lib.pi_session_feed_choose(s, one, 1, token, ffi.new("pi_sampler *[1]"), token), "NULL")
+    refused(lib.pi_session_rounds(s, NULL), "missing")
+    rounds = ffi.new("pi_rounds *", {"n": 1, "most": 1, "seq": token, "token": token, "chosen": token})
+    refused(lib.pi_session_rounds(s, rounds), "missing")
+    assert lib.pi_rounds_wait(rounds, 0) == 0  # no more come
+    rounds = ffi.new("pi_rounds *", rounds[0])
+    rounds.sampler, rounds.state = ffi.new("pi_sampler *[1]"), 0
+    refused(lib.pi_session_rounds(s, rounds), "NULL")
+    assert lib.pi_rounds_wait(rounds, 0) == 0
     refused(lib.pi_session_last_step(s, 0, NULL), "NULL")
     refused(lib.pi_session_last_total(NULL, NULL, NULL), "NULL")
     refused(lib.pi_session_set_sparsity(NULL, 0), "NULL")

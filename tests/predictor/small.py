@@ -78,10 +78,8 @@ def expected(path: Path, windows: Any, n_head: int, **how: Any) -> list[Expected
         scores = None
         if model.get(p + "fc1.weight") is not None:
             scores = reference.relu(x @ model[p + "fc1.weight"].T) @ model[p + "fc2.weight"].T
-        first = (
-            joined("ffn_input")
-            @ model[p + ("ffn_up" if model.arch in ("opt", "falcon") else "ffn_gate") + ".weight"].T
-        )
+        is_gated = model.get(p + "ffn_gate.weight") is not None
+        first = joined("ffn_input") @ model[p + ("ffn_gate.weight" if is_gated else "ffn_up.weight")].T
         bias = model.get(p + "ffn_up.bias")
         first = first + (0 if bias is None else bias)
         near = np.abs(first) < 0.03 * np.sqrt(np.mean(first**2))

@@ -18,7 +18,7 @@ from tests.predictor.small import BOS, corpus, expected
 
 Array = Any
 
-RELU = ("llama-relu-gqa", "bamboo", "opt", "falcon-7b", "falcon-40b")
+RELU = ("llama-relu-gqa", "bamboo", "opt", "arcee", "nemotron", "falcon-7b", "falcon-40b")
 # F16 weights and KV cache, and what is kept as float16; with AMX activations are bf16.
 TOLERANCE, AMX_TOLERANCE = 3e-3, 1.5e-2
 

@@ -48,10 +48,17 @@ def deciding(model: reference.Model, x: Array) -> Array:
     if model.arch == "opt":
         h = reference.layer_norm(x, model["blk.1.ffn_norm.weight"], model["blk.1.ffn_norm.bias"], 1e-5)
         return h @ model["blk.1.ffn_up.weight"].T + model["blk.1.ffn_up.bias"]
+    if model.arch == "nemotron":
+        h = reference.layer_norm(x, model["blk.1.ffn_norm.weight"], model["blk.1.ffn_norm.bias"], 1e-5)
+        return h @ model["blk.1.ffn_up.weight"].T
+    if model.arch == "arcee":
+        return reference.rms_norm(x, model["blk.1.ffn_norm.weight"], 1e-5) @ model["blk.1.ffn_up.weight"].T
     return reference.rms_norm(x, model["blk.1.ffn_norm.weight"], 1e-5) @ model["blk.1.ffn_gate.weight"].T
 
 
-@pytest.mark.parametrize("name", ["llama-relu", "bamboo", "falcon-7b", "falcon-40b", "opt"])
+@pytest.mark.parametrize(
+    "name", ["llama-relu", "bamboo", "falcon-7b", "falcon-40b", "opt", "arcee", "nemotron"]
+)
 def test_what_decides_is_a_product_with_the_input(name: str, folder: Path) -> None:
     """Norm weight, norm bias, mean and neuron bias are worked into rows and bias."""
     first, model, _ = first_of(folder, name)

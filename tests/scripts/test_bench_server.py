@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from bench_server import while_all_stream
 
 pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
 
@@ -28,9 +29,24 @@ def test_what_is_measured() -> None:
     assert row["clients"] == 2 and row["wrong"] == [] and set(row["statuses"]) == {"200"}
     # Two answers may have begun before the time that counts, and two end behind it.
     assert 0 < row["tokens_per_s"] <= 4 * (row["answers"] + 4) / seconds
+    assert 0 <= row["steady_s"] <= seconds and (row["steady_tokens_per_s"] is None) == (row["steady_s"] == 0)
     for name in ("first_ms", "between_ms"):
         assert 0 < row[name][0] <= row[name][1]
     assert row["hostile"]["cancelled"] > 0 and said["machine"]["cores"] > 0
+
+
+def test_what_comes_while_all_stream() -> None:
+    """Two answers of two, with a pause between two of one of them; the third begins before the time, and the
+    last part of the fourth is behind it."""
+    answers = [
+        [(0.0, 1.0), (2.0, 2.0), (5.0, 1.0)],
+        [(1.0, 1.0), (3.0, 4.0), (9.0, 1.0)],
+        [(6.0, 1.0), (7.0, 1.0), (8.0, 8.0)],
+        [(10.0, 1.0), (12.0, 1.0)],
+    ]
+    assert while_all_stream(answers, 2, 0.5, 11.0) == (2 + 4 + 1 + 1 + 8, (5 - 1) + (8 - 6))
+    assert while_all_stream(answers, 1, 0.5, 11.0) == (2 + 1 + 1 + 4 + 1 + 1 + 8 + 1, 8.5 + 1)
+    assert while_all_stream(answers, 3, 0.5, 11.0) == (0, 0)
 
 
 def test_a_server_that_is_wrong_is_told() -> None:

@@ -28,6 +28,7 @@ from powerinfer import (
     LogitsProcessorList,
 )
 from powerinfer._engine.sampling import Sampler
+from powerinfer._engine.session import Session
 
 PROMPTS = ["Once upon a time", "The cat", "A dog", "My name is", "One day", "Two friends"]
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -197,8 +198,17 @@ def test_cancelling_a_task_frees_its_place(demo: AsyncLlama, stream: bool) -> No
     run(main())
 
 
-def test_leaving_a_stream_frees_its_place(demo: AsyncLlama) -> None:
+def test_leaving_a_stream_frees_its_place(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the stream has a name, and where the reader is cancelled while it does something else."""
+    run_rounds = Session.run_rounds
+
+    def slowly(self: Session, rounds: Any, n: int) -> None:
+        """So that no answer ends by itself, however late it is left."""
+        rounds.most = 1
+        time.sleep(0.02)
+        run_rounds(self, rounds, n)
+
+    monkeypatch.setattr(Session, "run_rounds", slowly)
 
     async def main() -> None:
         async def reads() -> None:

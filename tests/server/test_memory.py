@@ -77,6 +77,7 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(not is_glibc(), reason="another C library")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="ASan has a malloc of its own")
 def test_what_lies_between_used_memory_goes_back() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -130,6 +132,17 @@ def test_what_there_is(http: Any) -> None:
     assert shown["model_info"]["tokenizer.ggml.tokens"] is None
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert http.get("/api/version").json()["version"]
+
+
+@pytest.mark.parametrize("mark", ["[THINK]", "<seed:think>", "<|channel>thought", "<|channel|>", ""])
+def test_what_thinks_is_said_by_the_template(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from powerinfer.server import ollama
+
+    monkeypatch.setattr(ollama, "_details", lambda model: {})
+    file = SimpleNamespace(path=Path("x.gguf"), metadata={})
+    model = SimpleNamespace(template=f"{{{{ messages }}}}{mark}", opened=None, file=file, created=0)
+    shown = ollama._shown(cast(Any, model))
+    assert shown["capabilities"] == ["completion", *["thinking"] * bool(mark)]
 
 
 def test_errors(http: Any, stage: str) -> None:

@@ -32,10 +32,11 @@ def settled(pace: Pace, cost: Cost, quiet: float, n_reading: int = 1, n_generati
     """The last of many parts."""
     for _ in range(20):
         pace.saw(0, n_generating, quiet)
-    parts = []
-    for _ in range(200):
-        parts.append(pace.part(n_reading, n_generating))
-        pace.saw(parts[-1], n_generating, quiet + cost(parts[-1]))
+    parts: list[int] = []
+    while len(parts) < 200:
+        if part := pace.part(n_reading, n_generating):
+            parts.append(part)
+        pace.saw(part, n_generating, quiet + (cost(part) if part else 0))
     return parts[-50:]
 
 
@@ -47,8 +48,8 @@ def settled(pace: Pace, cost: Cost, quiet: float, n_reading: int = 1, n_generati
         (resident, 10.0, 8, 32, {64}),
         (resident, 17.1, 1, 64, {128}),
         (resident, 5.0, 60, 4, {512}),  # nearly all wait for their prompts
-        (resident, 2.0, 1, 1, {32}),  # none is so short
-        (streamed, 24.0, 1, 8, {128}),
+        (resident, 2.0, 1, 1, {256}),  # none is so short
+        (streamed, 24.0, 1, 8, {512}),
         (processor, 20.0, 1, 8, {16}),
     ],
 )
@@ -63,6 +64,24 @@ def test_what_a_part_settles_at(
 def test_others_take_twice_as_long_at_most() -> None:
     parts = settled(Pace(), resident, 6.0)
     assert sum(resident(part) <= 6.0 for part in parts) >= 48
+
+
+@pytest.mark.parametrize(
+    ("cost", "quiet", "n_reading", "times"),
+    [(resident, 2.0, 1, 2), (streamed, 24.0, 1, 2), (streamed, 24.0, 32, 5), (processor, 20.0, 1, 2)],
+)
+def test_where_no_part_is_short_others_have_steps_for_themselves(
+    cost: Cost, quiet: float, n_reading: int, times: int
+) -> None:
+    """Their tokens take twice as long on average, or longer where more read than generate."""
+    pace = Pace()
+    settled(pace, cost, quiet, n_reading)
+    took = []
+    for _ in range(2000):
+        part = pace.part(n_reading, 8)
+        took.append(quiet + (cost(part) if part else 0))
+        pace.saw(part, 8, took[-1])
+    assert np.mean(took) == pytest.approx(times * quiet, rel=0.25)
 
 
 def test_what_took_long_once_is_tried_again() -> None:
@@ -94,8 +113,10 @@ def test_the_number_that_generate_counts() -> None:
     pace = Pace()
     settled(pace, resident, 12.0, 1, 64)
     settled(pace, resident, 2.0, 1, 1)
+    assert pace.part(1, 1) == 0  # others have not had their steps yet
+    pace.saw(0, 1, 2.0, n_steps=100)
     assert pace.part(1, 50) == 64 == pace.part(1, 90)
-    assert pace.part(1, 1) < 64
+    assert pace.part(1, 1) == 256
 
 
 def test_guesses_are_no_prompts(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

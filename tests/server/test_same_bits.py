@@ -4,8 +4,6 @@ however its prompt was cut. On every instruction set of this machine."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,12 +17,11 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import Llama, LogitsProcessorList
-from powerinfer._engine import _native
 from powerinfer._engine.embedding import hidden_states
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler, Stream
 from powerinfer._engine.session import Model, Session, TokenKind
-from tests import models
+from tests import models, other_isa
 from tests.server.scheduling import choice
 
 ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
@@ -232,13 +229,4 @@ def test_texts_beside_others(tmp_path: Path, spec: models.Spec, kind: Kind | Non
 @pytest.mark.skipif("POWERINFER_ISA" in os.environ, reason="one instruction set was asked for")
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:
-    if not _native.has_isa(isa):
-        pytest.skip(f"this machine has no {isa}")
-    if isa == _native.isa():
-        return  # that is what this process has just tested
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", __file__]
-    env = os.environ | {"POWERINFER_ISA": isa}
-    done = subprocess.run(
-        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    other_isa.run(isa, __file__)

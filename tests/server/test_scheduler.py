@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -138,6 +138,28 @@ def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytes
     talking.cancel()
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(
+    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the long one until no short ones come: of each step it has half."""
+    scheduler = make(prompt_part=64)
+    feeds = record(scheduler, monkeypatch)
+    (talking,), go = blocked(scheduler, 1)
+    owner = feeds[0][0]
+    with scheduler.engine.changed:
+        streams = [scheduler.submit(prompt(n, n), choice(), limit=1) for n in (200, 90, 9)]
+    go.set()
+    for stream in streams:
+        list(stream)
+    talking.cancel()
+    first = Counter(next(feed for feed in feeds if len(set(feed)) > 1))
+    del first[owner]
+    assert sorted(first.values()) == [9, 23, 32]
+    lengths = [Counter(feed) for feed in feeds]
+    long = next(seq for seq in first if sum(n[seq] for n in lengths) == 200)
+    assert first[long] == 32 and len([n for n in lengths if n[long]]) <= 5
+
+
 def test_what_generates_stands_behind_prompts(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a device reads them together, and decodes the others in one step."""
     scheduler = make(prompt_part=64)
@@ -155,23 +177,6 @@ def test_what_generates_stands_behind_prompts(make: MakeScheduler, monkeypatch: 
         assert len(list(stream)) == 8
     assert all(fed == sorted(fed) for fed in kinds)
     assert any(0 < sum(fed) < len(fed) for fed in kinds)
-
-
-def test_alone_a_token_is_one_call_of_the_session(
-    make: MakeScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where there is a deadline, as every request of the server has."""
-    scheduler, calls, call = make(), [], Session.next
-
-    def recorded(self: Session, *args: Any, **options: Any) -> int:
-        calls.append(1)
-        return call(self, *args, **options)
-
-    monkeypatch.setattr(Session, "next", recorded)
-    stream = scheduler.submit(prompt(9), choice(), limit=8, deadline=time.monotonic() + 600)
-    assert len(list(stream)) == 8 and len(calls) == 7
-    late = scheduler.submit(prompt(9), choice(), deadline=time.monotonic() - 1)
-    assert not list(late) and late.reason == "time"
 
 
 def test_alone_a_prompt_is_read_at_once(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,18 +50,19 @@ class Steps:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     from powerinfer._engine.session import Session
 
-    feed, call, steps = Session.feed, Session.next, Steps()
+    feed, run, steps = Session.feed, Session.run_rounds, Steps()
 
     def later(self: Session, *args: Any, **options: Any) -> list[int]:
         steps.wait()
         return feed(self, *args, **options)
 
-    def next_later(self: Session, *args: Any, **options: Any) -> int:
+    def run_one(self: Session, rounds: Any, n: int) -> None:
         steps.wait()
-        return call(self, *args, **options)
+        rounds.most = 1
+        run(self, rounds, n)
 
     monkeypatch.setattr(Session, "feed", later)
-    monkeypatch.setattr(Session, "next", next_later)
+    monkeypatch.setattr(Session, "run_rounds", run_one)
     yield steps
     steps.allow()
 

@@ -177,7 +177,12 @@ static te_status read_kvs(reader *r, te_gguf_part *p, uint64_t n) {
 /* Dimensions, type and size of a tensor; its name is known. */
 static te_status check_shape(const reader *r, const char *name, const uint64_t *dims, uint32_t type,
                              te_gguf_tensor *t) {
+    enum { I2_S = 36 }; /* of files whose weights ggml has no type for */
     const te_type_info *info = type < TE_TYPE_LIMIT ? te_type_get((int32_t)type) : NULL;
+    if (type == I2_S) {
+        return te_fail(TE_FORMAT, "%s: tensor '%s' is of the type I2_S (%u) of bitnet.cpp, which is not read", r->label,
+                       name, type);
+    }
     if (info == NULL) return te_fail(TE_FORMAT, "%s: tensor '%s' has the unknown type %u", r->label, name, type);
     uint64_t n = 1;
     for (int32_t i = 0; i < 4; i++) {

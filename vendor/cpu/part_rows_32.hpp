@@ -6,11 +6,14 @@
 #include "rows_table.hpp"
 #include "rows_q4_0.hpp"
 #include "rows_panel.hpp"
+#include "rows_tile.hpp"
 
 namespace {
 template <class V> te_row_kernels rows_of_q4_0() {
-    if constexpr (V::q4_0_by_blocks)
-        return rows_of<V, q4_0_rows<V>, q4_0_panel<V>>();
+    if constexpr (V::q4_0_by_blocks && V::lanes == 8)
+        return rows_of<V, q4_0_rows<V>, panel_rows<V, q4_0_tile<V>>>();
+    else if constexpr (V::q4_0_by_blocks)
+        return rows_of<V, q4_0_rows<V>, panel_rows<V, q4_0_panel<V>>>();
     else
         return rows_of<V, block_rows<V, codec_q4_0<V>>>();
 }

@@ -1,37 +1,44 @@
-// rows_panel.hpp - dot products of Q4_0 for a few tokens: as many rows at a time as a register has lanes, a lane for each.
+// rows_panel.hpp - dot products of Q4_0 for a few tokens: a panel of rows at a time, a lane of a register for each.
 //
-// A block of each row is brought into lanes once (V::q4_0_panel) and then meets one token after the other, whose products
-// want no adding up across a register and only one product of scales and one fma for all rows. Sums wait in memory: of each
-// token one register for each lane of rows_q4_0.hpp, which has the blocks that are in that lane there, so that the bits are
-// the same. What tokens bring comes 8 bytes at a time, in all lanes: else loads are what limits a Zen 5.
+// A block of each row is brought into lanes once and then meets one token after the other, whose products want no adding
+// up across a register and only one product of scales and one fma for all rows. Sums wait in memory: of each token one
+// register for each lane of rows_q4_0.hpp, which has the blocks that are in that lane there, so that the bits are the same.
 //
-// One thread of it, 4096 columns, weights in memory, billions of products a second of 4, 8, 16 and 32 tokens, row by row
-// and so: AVX2 86, 83, 83, 83 and 90, 120, 138, 142; AVX-512 138, 137, 174, 177 and 153, 222, 267, 270.
+// How a panel is multiplied: on AVX-512 here, sixteen rows by V::q4_0_panel, which stay in registers. What tokens bring
+// comes 8 bytes at a time, in all lanes: else loads are what limits a Zen 5. On AVX2 in rows_tile.hpp.
+//
+// One thread of a Zen 5, 4096 columns, weights in memory, billions of products a second of 4, 8, 16 and 32 tokens, row by
+// row and so: AVX-512 138, 137, 174, 177 and 153, 222, 267, 270.
 namespace {
+
+template <int PASS> struct panel_tokens {
+    int n;
+    const char *act[PASS];
+    float *y[PASS];
+};
+template <int ROWS> struct panel_of {
+    const uint8_t *row[ROWS], *next[ROWS];
+};
+
+// The sums of rows c ... over lanes, as V::sum adds them.
+template <class V, int ROWS> typename V::f32 add_lanes(const float (*sum)[ROWS], int c) {
+    constexpr int L = V::lanes;
+    typename V::f32 v[L];
+    for (int l = 0; l < L; l++) v[l] = V::load(sum[l] + c);
+    for (int half = L / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) v[l] = V::add(v[l], v[l + half]);
+    return v[0];
+}
 
 template <class V> struct q4_0_panel {
     using K = q4_0_rows<V>;
-    using one_by_one = batch<V, typename K::walk>;
     using act = typename K::act;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
     static constexpr int L = V::lanes, chunk = K::chunk, block_bytes = K::block_bytes;
-    // Tokens of a pass: their sums stay in the first cache.
-    static constexpr int PASS = L == 8 ? 32 : 16;
-    static constexpr int LEAST = 3; // tokens; two are as fast one row at a time
-    // With registers for it the next block is unpacked while tokens meet this one, 3 %, and a turn of the loop has four of
-    // them, 10 %; AVX2 is not faster so.
-    static constexpr bool early = L == 16;
-    static constexpr int ABREAST = L == 16 ? 4 : 1;
-
-    struct tokens {
-        int n;
-        const char *act[PASS];
-        float *y[PASS];
-    };
-    struct panel {
-        const uint8_t *row[L], *next[L];
-    };
+    static constexpr int ROWS = L, ABREAST = 4, PASS = 16; // tokens of a pass, whose sums stay in the first cache
+    using tokens = panel_tokens<PASS>;
+    using panel = panel_of<ROWS>;
     typedef uint16_t scales[L][L]; // of a chunk, by blocks
     typedef float sums[PASS][L][L];
 
@@ -55,22 +62,18 @@ template <class V> struct q4_0_panel {
         const size_t at = (size_t)(c / 32) * block_bytes, acts = (size_t)(c / chunk) * sizeof(act);
         alignas(64) scales d;
         load_scales(p.row, at, n, d);
-        i32 w[8], then[8];
-        if (early) V::q4_0_panel(p.row, at, then);
+        i32 w[8], then[8]; // the next block is unpacked while tokens meet this one: 3 %
+        V::q4_0_panel(p.row, at, then);
         for (int b = 0; b < n; b++) {
             if (fetch) prefetch<L * block_bytes>(p.next[b] + at);
             const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
-            if constexpr (early) {
-                for (int k = 0; k < 8; k++) w[k] = then[k];
-                if (b + 1 < n) V::q4_0_panel(p.row, at + (size_t)((b + 1) * block_bytes), then);
-            } else {
-                V::q4_0_panel(p.row, at + (size_t)(b * block_bytes), w);
-            }
+            for (int k = 0; k < 8; k++) w[k] = then[k];
+            if (b + 1 < n) V::q4_0_panel(p.row, at + (size_t)((b + 1) * block_bytes), then);
             const f32 scale = V::load_f16(d[b]);
             const size_t at_q = acts + offsetof(act, q) + (size_t)(8 * L * i + 16 * j),
                          at_lane = acts + sizeof(int32_t) * (size_t)lane;
             float *to = sum[0][lane];
-            int t = 0;
+            int t = 0; // four of them in a turn of the loop: 10 %
             for (; t + ABREAST <= who.n; t += ABREAST, to += ABREAST * L * L) TE_EACH_ROW(ABREAST) {
                     meet(w, scale, who.act[t + r], at_q, at_lane, to + r * L * L);
                     asm volatile("" ::: "memory"); // or gcc mixes them, and runs out of registers
@@ -82,20 +85,20 @@ template <class V> struct q4_0_panel {
         alignas(64) sums sum;
         memset(sum, 0, sizeof sum[0] * (size_t)who.n);
         for (int32_t c = 0; c < cols; c += chunk) blocks(p, c, cols - c < chunk ? (cols - c) / 32 : L, who, fetch, sum);
-        for (int t = 0; t < who.n; t++) { // as V::sum adds the lanes
-            f32 v[L];
-            for (int l = 0; l < L; l++) v[l] = V::load(sum[t][l]);
-            for (int half = L / 2; half > 0; half /= 2)
-                for (int l = 0; l < half; l++) v[l] = V::add(v[l], v[l + half]);
-            V::store(who.y[t], v[0]);
-        }
+        for (int t = 0; t < who.n; t++) V::store(who.y[t], add_lanes<V, L>(sum[t], 0));
     }
+};
 
-    // Whether the L rows from place i of the list on are wanted by the same tokens, enough of them.
+// P: ROWS of a panel, PASS tokens that it meets at a time, dot_panel.
+template <class V, class P> struct panel_rows {
+    using one_by_one = batch<V, q4_0_walk<V>>;
+    static constexpr int ROWS = P::ROWS, LEAST = 3; // tokens; two are as fast one row at a time
+
+    // Whether the ROWS rows from place i of the list on are wanted by the same tokens, enough of them.
     static bool is_panel(te_rows rows, te_tokens who, int32_t i) {
-        if (i + L > rows.n) return false;
+        if (i + ROWS > rows.n) return false;
         if (!who.bits) return who.n >= LEAST;
-        for (int r = 1; r < L; r++)
+        for (int r = 1; r < ROWS; r++)
             if (who.bits[i + r] != who.bits[i]) return false;
         return __builtin_popcount(who.bits[i]) >= LEAST;
     }
@@ -109,22 +112,22 @@ template <class V> struct q4_0_panel {
                 one_by_one::dot(m, te_rows_part(rows, i, end), ahead, some, acts, stride, y + i, ldy);
                 continue;
             }
-            end = i + L;
+            end = i + ROWS;
             const typename batch_rows<V>::following next = {m, rows, ahead, 0};
-            panel p;
-            for (int r = 0; r < L; r++) {
+            typename P::panel p;
+            for (int r = 0; r < ROWS; r++) {
                 p.row[r] = row_start(m, rows, i + r);
-                p.next[r] = next.of(i + r, L, p.row[r]);
+                p.next[r] = next.of(i + r, ROWS, p.row[r]);
             }
-            tokens some = {};
+            typename P::tokens some = {};
             bool fetch = true;
             for (int32_t t = 0; t < who.n; t++) {
                 if (te_wants(who, i, t)) {
                     some.act[some.n] = (const char *)acts + stride * (size_t)t;
                     some.y[some.n++] = y + ldy * (size_t)t + i;
                 }
-                if (some.n < PASS && (t + 1 < who.n || some.n == 0)) continue;
-                dot_panel(p, m->cols, some, fetch);
+                if (some.n < P::PASS && (t + 1 < who.n || some.n == 0)) continue;
+                P::dot_panel(p, m->cols, some, fetch);
                 some.n = 0;
                 fetch = false;
             }

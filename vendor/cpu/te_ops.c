@@ -317,19 +317,60 @@ static int32_t linear_parts(const te_team *team, const te_linear *products, int3
     return n < 1 ? 1 : n > MOST ? MOST : (int32_t)n;
 }
 
+/* Few rows are dealt out by fours, which then share cache lines with those of other members. */
+static bool are_few(const te_team *team, int64_t n_rows) { return n_rows < 64 * te_pool_n_threads(team->pool); }
+
+static int32_t row_unit(const te_team *team, int64_t n_rows) { return are_few(team, n_rows) ? 4 : 16; }
+
+void te_op_linear_fetch(const te_team *team, const te_mat *w, size_t n_bytes) {
+    int64_t lo, hi;
+    te_share_of(team->ith, te_pool_n_threads(team->pool), w->n_rows, row_unit(team, w->n_rows), &lo, &hi);
+    const char *first = (const char *)w->w + w->stride * (size_t)lo;
+    const size_t own = w->stride * (size_t)(hi - lo);
+    for (size_t i = 0; i < own && i < n_bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
+}
+
+enum { TOKENS = 8 }; /* that row kernels like at a time */
+
+/* Few rows and many tokens, as those of a router and a prompt: members share the tokens instead of the rows, so that they
+ * need not meet for every 32 of them. */
+static void linear_tokens(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products,
+                          const float *x, size_t ldx, int32_t n_tok) {
+    enum { EACH = TE_WORKSPACE_TOKENS / TOKENS };
+    const int32_t units = (n_tok + TOKENS - 1) / TOKENS, n_chains = te_pool_n_threads(team->pool),
+                  most = (units + n_chains - 1) / n_chains;
+    te_member *me = &ws->member[team->ith];
+    te_work d;
+    te_work_begin(team, &d, (most + EACH - 1) / EACH, false);
+    while (te_work_next(team, &d)) {
+        int64_t lo, hi;
+        te_pack_fn *packed_for = NULL;
+        te_work_share(&d, n_tok, TOKENS, &lo, &hi);
+        for (int32_t p = 0; p < n_products && lo < hi; p++) {
+            const te_linear *l = &products[p];
+            if (way_of(ws, l, n_tok) != BY_ROWS) continue;
+            te_pack(ws, me, 0, &l->w, x + ldx * (size_t)lo, ldx, (int32_t)(hi - lo), &packed_for);
+            linear_rows(ws, me, l, te_act(ws, me, 0, 0), 0, l->w.n_rows, (int32_t)(hi - lo), (size_t)lo);
+        }
+    }
+}
+
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok) {
-    enum { UNIT = 16, SMALL = 4 }; /* rows: members' outputs don't share cache lines, unless there are few rows */
     if (n_products < 1) return;
     for (int by = BY_GEMM; by < BY_INT8 + TE_INT8_WAYS; by++)
         linear_gemm(team, ws, products, n_products, x, ldx, n_tok, by);
     te_member *me = &ws->member[team->ith];
     int64_t units = 0, n_rows = 0;
     for (int32_t p = 0; p < n_products; p++) n_rows += products[p].w.n_rows;
-    const int32_t unit = n_rows < 4 * UNIT * te_pool_n_threads(team->pool) ? SMALL : UNIT;
+    const int32_t unit = row_unit(team, n_rows);
     for (int32_t p = 0; p < n_products; p++)
         if (way_of(ws, &products[p], n_tok) == BY_ROWS) units += units_of(&products[p], unit);
     if (units == 0) return;
+    if (are_few(team, n_rows) && n_tok > TE_WORKSPACE_TOKENS && n_tok >= TOKENS * te_pool_n_threads(team->pool)) {
+        linear_tokens(team, ws, products, n_products, x, ldx, n_tok);
+        return;
+    }
     const int32_t n_parts = linear_parts(team, products, n_products);
     for (int32_t t = 0; t < n_tok; t += TE_WORKSPACE_TOKENS) {
         const int32_t n = smaller(n_tok - t, TE_WORKSPACE_TOKENS);

@@ -56,6 +56,10 @@ typedef struct te_linear {
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok);
 
+/* Fetches up to n_bytes of the rows of w that this member will be the first to read in te_op_linear, for one who waits for
+ * others before. */
+void te_op_linear_fetch(const te_team *team, const te_mat *w, size_t n_bytes);
+
 /* y[t*ldy + c] (+)= bias[c] + sum_r h[t*ldh + r] * w[r][c]: a product with a matrix that is stored transposed
  * (ffn_down_t). */
 void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,

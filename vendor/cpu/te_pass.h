@@ -8,7 +8,8 @@
  * A group is eight rows, enough for the prefetch to run ahead of the arithmetic, whichever share of the neurons
  * survives; with several tokens it is sixteen, which share what is read of the tokens' vectors.
  * Queues keep the order of the list, so each sum has the same terms in the same order however many neurons fell out
- * (dense and exact give the same bits). Every queue entry has a bit per token. */
+ * (dense and exact give the same bits). Every queue entry has a bit per token. Where a single token looks at all
+ * neurons, the first stage takes longer pieces (te_ffn.c). */
 #ifndef TE_PASS_H
 #define TE_PASS_H
 

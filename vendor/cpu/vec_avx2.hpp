@@ -129,11 +129,6 @@ struct vec_avx2 {
                                        _mm_loadu_si128((const __m128i *)b->q), 1);
     }
     static i32 q4_0_bytes(const uint8_t *p) { return q4_0_two(p, p + sizeof(te_block_q4_0)); }
-    static i32 eight_of(const void *p, int at) { // bytes at .. at + 7, in all lanes
-        int64_t v;
-        memcpy(&v, (const char *)p + at, 8);
-        return _mm256_set1_epi64x(v);
-    }
     static f32 q4_0_scales(const uint8_t *p) {
         const __m128i first = _mm_loadu_si128((const __m128i *)p), second = _mm_loadu_si128((const __m128i *)(p + 16));
         const __m128i spread = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
@@ -166,37 +161,41 @@ struct vec_avx2 {
         return widen_add(start, _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)));
     }
 
-    // For rows_panel.hpp: a block of eight rows, q[2k + g] with bytes 8k .. 8k + 7 (low nibbles, then high ones) of rows
-    // 2g, 2g + 1 and, in the upper half, 4 + 2g, 5 + 2g.
-    static void q4_0_panel(const uint8_t *const *row, size_t at, i32 *q) {
-        for (int g = 0; g < 2; g++) {
-            const i32 a = q4_0_two(row[2 * g] + at, row[2 * g + 4] + at),
-                      b = q4_0_two(row[2 * g + 1] + at, row[2 * g + 5] + at);
-            const i32 first = _mm256_unpacklo_epi64(a, b), second = _mm256_unpackhi_epi64(a, b);
-            q[g] = bits_and(first, 15);
-            q[2 + g] = bits_and(second, 15);
-            q[4 + g] = high4(first);
-            q[6 + g] = high4(second);
+    // For rows_tile.hpp: a block of eight rows, q[k] with bytes 4k .. 4k + 3 of each (low nibbles, then high ones), and the
+    // scales.
+    static uint64_t four_halves(const uint8_t *const *row) {
+        uint16_t d[4];
+        for (int r = 0; r < 4; r++) memcpy(&d[r], row[r], 2);
+        return d[0] | (uint32_t)d[1] << 16 | (uint64_t)(d[2] | (uint32_t)d[3] << 16) << 32;
+    }
+    static void q4_0_tile(const uint8_t *const *row, i32 *q, uint16_t *d) {
+        const uint64_t low = four_halves(row), high = four_halves(row + 4);
+        memcpy(d, &low, 8);
+        memcpy(d + 4, &high, 8);
+        i32 y[4];
+        for (int r = 0; r < 4; r++) y[r] = q4_0_two(row[r], row[r + 4]);
+        const i32 t0 = _mm256_unpacklo_epi32(y[0], y[1]), t1 = _mm256_unpacklo_epi32(y[2], y[3]),
+                  t2 = _mm256_unpackhi_epi32(y[0], y[1]), t3 = _mm256_unpackhi_epi32(y[2], y[3]);
+        const i32 v[4] = {_mm256_unpacklo_epi64(t0, t1), _mm256_unpackhi_epi64(t0, t1), _mm256_unpacklo_epi64(t2, t3),
+                          _mm256_unpackhi_epi64(t2, t3)};
+        for (int k = 0; k < 4; k++) {
+            q[k] = bits_and(v[k], 15);
+            q[k + 4] = high4(v[k]);
         }
     }
-    static void q4_0_panel_scales(const uint8_t *const *row, size_t at, uint16_t *d) {
-        for (int r = 0; r < 8; r++)
-            for (int b = 0; b < 8; b++) memcpy(d + 8 * b + r, row[r] + at + b * (int)sizeof(te_block_q4_0), 2);
+    static i32 four_of(const void *p) {
+        int32_t v;
+        memcpy(&v, p, 4);
+        return _mm256_set1_epi32(v);
     }
-    // The rows' products with a token's block, low and high: its bytes, which the nibbles meet.
-    static i32 q4_0_panel_dot(const i32 *q, const void *low, const void *high, const void *start) {
-        const i32 x[4] = {eight_of(low, 0), eight_of(low, 8), eight_of(high, 0), eight_of(high, 8)};
-        i32 a = _mm256_maddubs_epi16(q[0], x[0]), b = _mm256_maddubs_epi16(q[1], x[0]); // 32 products fit
-        for (int r = 0; r < 3; r++) {
-            a = _mm256_add_epi16(a, _mm256_maddubs_epi16(q[2 + 2 * r], x[1 + r]));
-            b = _mm256_add_epi16(b, _mm256_maddubs_epi16(q[3 + 2 * r], x[1 + r]));
-        }
-        const __m256 fa = _mm256_castsi256_ps(a), fb = _mm256_castsi256_ps(b);
-        int32_t s;
-        memcpy(&s, start, 4);
-        return widen_add(_mm256_set1_epi32(s), _mm256_add_epi16(_mm256_castps_si256(_mm256_shuffle_ps(fa, fb, 0x88)),
-                                                                _mm256_castps_si256(_mm256_shuffle_ps(fa, fb, 0xdd))));
+    // The rows' products with a token's block, eight steps of which tile_begin is the first; start: the token's integer.
+    static i32 tile_begin(i32 q, i32 x, const void *) { return _mm256_maddubs_epi16(q, x); }
+    static i32 tile_dot(i32 c, i32 q, i32 x) { // in 16 bits, which sixteen products fit into
+        c = _mm256_add_epi16(c, _mm256_maddubs_epi16(q, x));
+        asm("" : "+x"(c)); // or gcc adds in another order, for which it keeps all products in memory
+        return c;
     }
+    static i32 tile_end(i32 c, const void *start) { return widen_add(four_of(start), c); }
 
     static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {
         __m128 a = _mm_loadu_ps(p), b = _mm_loadu_ps(p + stride), c = _mm_loadu_ps(p + 2 * stride),

@@ -75,8 +75,8 @@ class Hyper:
     """`general.architecture` of its file."""
     n_layer: int
     n_next: int = 0
-    """Layers behind these that guess at further tokens (NextN, MTP), which tensors say and not the config; the
-    engine uses the first."""
+    """Layers behind these that guess at further tokens (NextN, MTP), which tensors say and not the config.
+    The engine uses the first."""
     n_embd: int
     n_head: int
     n_head_kv: int

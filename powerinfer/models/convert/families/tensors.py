@@ -58,7 +58,7 @@ def find_tensors(checkpoint: Checkpoint, h: Hyper, row: Family) -> Found:
             numbers = out.keys.setdefault(row.of_weights[inner], np.full(h.n_layer, np.nan, np.float32))
             numbers[where] = tensor.floats().reshape(-1)[0]
             continue
-        inner, expert = _expert_of(inner) if where >= 0 else (inner, -1)
+        inner, expert = _one_of(inner)
         new = _file_name(inner, _names(where, h, row))
         if new is None:
             continue
@@ -113,13 +113,10 @@ def next_layers(checkpoint: Checkpoint, h: Hyper, row: Family) -> int:
     there are several and the family has names for one."""
     if row.next_head is None:
         return 0
-    further = (
-        next((name for name in checkpoint if _FURTHER_HEAD.match(name)), None) if row.next_head else None
-    )
-    if further is not None:
+    for name in filter(_FURTHER_HEAD.match, checkpoint if row.next_head else ()):
         raise UnsupportedError(
-            f"{checkpoint.folder}: {further:.200} is of a second layer that guesses at further tokens, and the "
-            "engine knows one of this family; --no-mtp leaves them out"
+            f"{checkpoint.folder}: {name:.200} is of a second layer that guesses at further tokens, and of "
+            "this family the engine knows one; --no-mtp leaves them out"
         )
     of_one = replace(h, n_next=1)
     return count_joins({_plain(name, of_one, row) for name in checkpoint}, f"{row.layers}", h.n_layer)
@@ -158,8 +155,9 @@ def _layer_of(name: str, row: Family) -> tuple[int, str]:
     return (int(match[1]), match[2]) if match else (-1, name)
 
 
-def _expert_of(inner: str) -> tuple[str, int]:
-    match = re.match(r"(.*\bexperts)\.(\d{1,6})\.(.+)", inner)
+def _one_of(inner: str) -> tuple[str, int]:
+    """Of several tensors that are stored together (experts, projections of streams): their name and which."""
+    match = re.match(r"(.*(?:\bexperts|\baltup_\w*projections))\.(\d{1,6})\.(.+)", inner)
     return (f"{match[1]}.*.{match[3]}", int(match[2])) if match else (inner, -1)
 
 
@@ -194,18 +192,20 @@ def _changed(h: Hyper, row: Family, name: str, t: StoredTensor) -> Iterator[tupl
 
 
 def _stacked(checkpoint: Checkpoint, h: Hyper, name: str, parts: dict[int, StoredTensor]) -> Stack:
-    n = h.experts.n if h.experts is not None else 0
+    one, n = "expert", h.experts.n if h.experts is not None else 0
+    if name.startswith("altup_"):
+        one, n = "projection", int(h.keys["altup.num_inputs"]) - 1
     missing = next((e for e in range(n) if e not in parts), None)
     if missing is not None or len(parts) != n:
         what = (
-            f"expert {missing} is missing"
+            f"{one} {missing} is missing"
             if missing is not None
-            else f"there are {len(parts)} experts, not {n}"
+            else f"there are {len(parts)} {one}s, not {n}"
         )
         raise FormatError(f"{checkpoint.folder}: of what becomes {name}, {what}")
     shapes = {part.shape for part in parts.values()}
     if len(shapes) > 1:
-        raise FormatError(f"{checkpoint.folder}: experts that become {name} have the shapes {sorted(shapes)}")
+        raise FormatError(f"{checkpoint.folder}: {one}s that become {name} have the shapes {sorted(shapes)}")
     return Stack(name, tuple(parts[e] for e in range(n)))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import NormalDist
+
 import numpy as np
 
-from ....errors import UnsupportedError
-from ..hyper import Hyper
+from ....errors import FormatError, UnsupportedError
+from ..hyper import MAX_DIM, Hyper
 from ..json_file import Settings
 from ..rope import RopeForm
-from ..stored import Array
+from ..stored import Array, Stack, StoredTensor
 from .dense import LLAMA
 from .family import (
     ATTENTION,
@@ -130,6 +133,52 @@ GEMMA4: dict[str, Value] = {
     "expert_feed_forward_length": _if_mixture("moe_intermediate_size"),
 }
 
+PER_LAYER = {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+PER_LAYER_OUTER = {
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}
+
+# ---- Gemma 3n
+
+
+def _one_width(c: Settings, h: Hyper) -> int:
+    """Of all layers, for each of which config.json may have it."""
+    given = c.values.get("intermediate_size")
+    widths = given if isinstance(given, list) and given else [given]
+    if widths.count(widths[0]) != len(widths):
+        raise UnsupportedError(f"{c.where}: the engine has no such layers of different intermediate_size")
+    if not isinstance(widths[0], int) or isinstance(widths[0], bool) or not 1 <= widths[0] <= MAX_DIM:
+        raise c.wrong("intermediate_size", "a whole number, or a list of them")
+    return widths[0]
+
+
+def _cuts(c: Settings, h: Hyper) -> Array:
+    """Up to how many standard deviations over the mean each layer's gates are cut, which is so for a given
+    share of them; -inf: none is."""
+    given = c.values.get("activation_sparsity_pattern")
+    n = 10 if h.n_layer > 10 else 0
+    shares = [0.95] * n + [0.0] * (h.n_layer - n) if given is None else given
+    if not isinstance(shares, list):
+        shares = [shares] * h.n_layer
+    if len(shares) != h.n_layer or not all(isinstance(s, (int, float)) and 0 <= s < 1 for s in shares):
+        raise c.wrong("activation_sparsity_pattern", f"a list of {h.n_layer} numbers from 0 up to 1")
+    return np.array([NormalDist().inv_cdf(s) if s else -np.inf for s in shares], np.float32)
+
+
+def _as_many_as_tokens(h: Hyper, t: StoredTensor) -> dict[str, StoredTensor | Stack]:
+    """Tokens that stand for what is seen and heard have the first token's row, as transformers takes it."""
+    n = t.shape[0]
+    if not 0 < n <= h.n_vocab:
+        raise FormatError(f"tensor {t.name} has {n} rows, and the vocabulary {h.n_vocab} tokens")
+    return {"": t if n == h.n_vocab else replace(t, rows=np.r_[:n, np.zeros(h.n_vocab - n, np.int64)])}
+
+
 # What the config.json of those that see leaves out.
 GEMMA3 = {
     "vocab_size": 262208,
@@ -193,16 +242,57 @@ WINDOWS = (
         tied=True,
     ),
     Family(
+        arch="gemma3n",
+        names=("gemma3n_text", "gemma3n", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e6, "head_dim": 256, "num_key_value_heads": 2},
+        layer=POST_NORMS
+        | ATTENTION
+        | gated("mlp")
+        | PER_LAYER
+        | {
+            "altup.correct_output_scale": "altup_correct_scale.weight",
+            "altup.correction_coefs": "altup_correct_coef",
+            "altup.prediction_coefs": "altup_predict_coef",
+            "altup.modality_router": "altup_router",
+            "altup.router_norm": "altup_router_norm",
+            "laurel.linear_left": "laurel_l",
+            "laurel.linear_right": "laurel_r",
+            "laurel.post_laurel_norm": "laurel_post_norm",
+        },
+        outer=OUTER
+        | PER_LAYER_OUTER
+        | {
+            "altup_projections.*": "altup_proj",
+            "altup_unembed_projections.*": "altup_unembd_proj",
+        },
+        changes={"per_layer_token_embd": _as_many_as_tokens},
+        act="gelu_tanh",
+        acts=GEMMA_ACTS,
+        rope=RopeForm(window_base=10000.0),
+        n_ff=_one_width,
+        keys=HEADS
+        | {
+            "attention.sliding_window": integer("sliding_window", default=512, low=1),
+            "attention.sliding_window_pattern": lambda c, h: np.array([not full for full in _kinds(c, h)]),
+            "attention.shared_kv_layers": integer("num_kv_shared_layers", default=15),
+            "embedding_length_per_layer_input": integer("hidden_size_per_layer_input", default=256),
+            "activation_sparsity_scale": _cuts,
+            "altup.active_idx": integer("altup_active_idx", default=0),
+            "altup.num_inputs": integer("altup_num_inputs", default=4, low=2),
+            "final_logit_softcapping": number("final_logit_softcapping", default=30.0),
+        },
+        only={"attention_bias": (False,), "altup_correct_scale": (True,)},
+        tied=True,
+    ),
+    Family(
         arch="gemma4",
         names=("gemma4_text", "gemma4", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
         defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e6},
         layer=POST_NORMS
         | ATTENTION
         | gated("mlp")
+        | PER_LAYER
         | {
-            "per_layer_input_gate": "inp_gate",
-            "per_layer_projection": "proj",
-            "post_per_layer_input_norm": "post_norm",
             "layer_scalar": "layer_output_scale.weight",
             "experts.gate_up_proj": "ffn_gate_up_exps.weight",
             "experts.down_proj": "ffn_down_exps.weight",
@@ -213,12 +303,7 @@ WINDOWS = (
             "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
             "post_feedforward_layernorm_2": "post_ffw_norm_2",
         },
-        outer=OUTER
-        | {
-            "embed_tokens_per_layer": "per_layer_token_embd",
-            "per_layer_model_projection": "per_layer_model_proj",
-            "per_layer_projection_norm": "per_layer_proj_norm",
-        },
+        outer=OUTER | PER_LAYER_OUTER,
         act="gelu_tanh",
         acts=GEMMA_ACTS,
         rope=RopeForm(window_base=10000.0, proportional=True),

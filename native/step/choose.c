@@ -1,0 +1,160 @@
+/* choose.c - feeds that also choose what follows: of one sequence, of many, and of many round after round. */
+#include <stdlib.h>
+
+#include "../../vendor/core/te_os.h"
+#include "../hybrid/hybrid.h"
+#include "../sample/sampler.h"
+#include "chunk.h"
+
+enum { CHOICES_ALONE = 4 };
+
+/* Feeds the token and chooses what follows, under one lock: another thread's feed would replace the logits. */
+static pi_status next_locked(pi_session *s, const pi_batch *batch, pi_sampler *sampler, int32_t *next) {
+    int32_t chosen = -1;
+    PI_TRY(pi_feed_locked(s, batch));
+    *next = batch->token[0];
+    PI_TRY(pi_sampler_sample(sampler, s->logits, &chosen));
+    PI_TRY(pi_sampler_accept(sampler, chosen));
+    *next = chosen;
+    return PI_OK;
+}
+
+pi_status pi_session_next(pi_session *s, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler, int32_t *next) {
+    if (!s || !sampler || !next) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_next: session, sampler or next is NULL");
+    *next = -1;
+    const int32_t n_vocab = s->model->info.n_vocab, n_sampled = pi_sampler_n_vocab(sampler);
+    if (n_sampled != n_vocab)
+        return PI_FAIL(PI_ERROR_ARGUMENT, "there are %d logits, of this sampler they must be %d", n_vocab, n_sampled);
+    const pi_batch batch = {.n_tokens = 1, .token = &token, .pos = &pos, .seq = &seq};
+    pi_session_lock(s);
+    const pi_status st = next_locked(s, &batch, sampler, next);
+    pi_session_unlock(s);
+    return st;
+}
+
+/* What many samplers choose of. */
+typedef struct choices {
+    pi_session *s;
+    const float *logits;
+    const int32_t *row;
+    pi_sampler *const *sampler;
+    int32_t *chosen;
+    int32_t n;
+} choices;
+
+static void choose(const choices *c, int32_t i) {
+    const float *logits = c->logits + (size_t)c->row[i] * (size_t)c->s->model->info.n_vocab;
+    int32_t token = -1;
+    const bool is_chosen =
+        pi_sampler_sample(c->sampler[i], logits, &token) == PI_OK && pi_sampler_accept(c->sampler[i], token) == PI_OK;
+    c->chosen[i] = is_chosen ? token : -1;
+}
+
+static void choose_shared(void *ctx, te_team *team) {
+    const choices *c = ctx;
+    for (int64_t i; (i = te_counter_take(team, 0, 1)) < c->n;) choose(c, (int32_t)i);
+}
+
+static pi_status check_choices(const pi_session *s, const pi_batch *b, const choices *c) {
+    int32_t n_logits = 0;
+    for (int32_t i = 0; i < b->n_tokens; i++) n_logits += pi_batch_has_logits(b, i);
+    for (int32_t i = 0; i < c->n; i++) {
+        if (!c->sampler[i] || pi_sampler_n_vocab(c->sampler[i]) != s->model->info.n_vocab)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "sampler %d is NULL or of another vocabulary than the model's", i);
+        if (c->row[i] < 0 || c->row[i] >= n_logits)
+            return PI_FAIL(PI_ERROR_ARGUMENT, "sampler %d is for row %d, and the batch has %d with logits", i,
+                           c->row[i], n_logits);
+    }
+    return PI_OK;
+}
+
+/* The same of many: feeds, and has the samplers choose. The caller holds the lock. */
+static pi_status feed_and_choose(pi_session *s, const pi_batch *b, choices *c) {
+    PI_TRY(pi_feed_locked(s, b));
+    const float *left = s->hybrid ? pi_hybrid_logits(s->hybrid) : NULL;
+    c->logits = left ? left : s->logits;
+    if (c->n > CHOICES_ALONE) { /* waking the team takes as long as some of them */
+        te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, c);
+        return PI_OK;
+    }
+    for (int32_t i = 0; i < c->n; i++) choose(c, i);
+    return PI_OK;
+}
+
+pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, const int32_t *row,
+                                 pi_sampler *const *sampler, int32_t *chosen) {
+    if (!s || !b || b->n_tokens < 1 || !b->token || n < 0 || (n > 0 && (!row || !sampler || !chosen)))
+        return PI_FAIL(PI_ERROR_ARGUMENT,
+                       "pi_session_feed_choose: a batch needs at least one token, and choices what they choose by");
+    choices c = {s, NULL, row, sampler, chosen, n};
+    PI_TRY(check_choices(s, b, &c));
+    pi_session_lock(s);
+    const pi_status st = feed_and_choose(s, b, &c);
+    pi_session_unlock(s);
+    return st;
+}
+
+/* ---- round after round ---- */
+
+static bool is_end(const pi_rounds *r, int32_t token) {
+    for (int32_t i = 0; i < r->n_end; i++)
+        if (r->end[i] == token) return true;
+    return token < 0; /* its choice failed */
+}
+
+/* Says how many rounds are done, and whether no more come, to those who wait for it. */
+static void tell(pi_rounds *r, int32_t n_done, bool is_over) {
+    __atomic_store_n(&r->state, (uint32_t)n_done << 1 | is_over, __ATOMIC_RELEASE);
+    te_os_wake(&r->state);
+}
+
+static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, const uint8_t *kind, int32_t *n_done) {
+    const int32_t *token = r->token;
+    for (;;) {
+        int32_t *chosen = r->chosen + (size_t)*n_done * (size_t)r->n;
+        const pi_batch b = {.n_tokens = r->n, .token = token, .seq = r->seq, .kind = kind};
+        choices c = {s, NULL, row, r->sampler, chosen, r->n};
+        if (*n_done == 0) PI_TRY(check_choices(s, &b, &c));
+        pi_session_lock(s);
+        s->leave_logits = true; /* of all but the last round nobody wants them any more */
+        const pi_status st = feed_and_choose(s, &b, &c);
+        s->leave_logits = false;
+        pi_session_unlock(s);
+        PI_TRY(st);
+        bool is_last = ++*n_done >= r->most || __atomic_load_n(&r->stop, __ATOMIC_ACQUIRE);
+        for (int32_t i = 0; i < r->n && !is_last; i++) is_last = is_end(r, chosen[i]);
+        if (is_last || te_os_now_ns() >= r->until_ns) return PI_OK;
+        tell(r, *n_done, false);
+        token = chosen;
+    }
+}
+
+pi_status pi_session_rounds(pi_session *s, pi_rounds *r) {
+    if (!s || !r || r->n < 1 || r->most < 1 || r->n_end < 0 || !r->seq || !r->sampler || !r->token || !r->chosen ||
+        (r->n_end && !r->end)) {
+        if (r) tell(r, (int32_t)(r->state >> 1), true);
+        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_rounds: what a round of one sequence needs is missing");
+    }
+    const size_t n = (size_t)r->n;
+    int32_t *row = calloc(n, sizeof *row), n_done = 0;
+    uint8_t *kind = calloc(n, 1);
+    for (int32_t i = 0; row && kind && i < r->n; i++) row[i] = i, kind[i] = PI_TOKEN_GENERATED;
+    const pi_status st = row && kind ? run_rounds(s, r, row, kind, &n_done)
+                                     : PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d sequences", r->n);
+    free(row);
+    free(kind);
+    pi_session_lock(s);
+    if (s->hybrid) pi_hybrid_take_logits(s->hybrid);
+    pi_session_unlock(s);
+    tell(r, n_done, true);
+    return st;
+}
+
+int32_t pi_rounds_wait(const pi_rounds *r, int32_t seen) {
+    while (r) {
+        const uint32_t state = __atomic_load_n(&r->state, __ATOMIC_ACQUIRE);
+        if ((int32_t)(state >> 1) > seen || (state & 1)) return (int32_t)(state >> 1);
+        te_os_wait(&r->state, state, -1);
+    }
+    return 0;
+}

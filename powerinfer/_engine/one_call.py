@@ -1,0 +1,148 @@
+"""Steps of an engine that are a single call of the session: of a request that is alone, or of all that are
+under way, which then go on by themselves (rounds.py)."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+
+from ..errors import ContextError, PowerInferError
+from .pace import Pace
+from .request import Reason, Request
+from .request_queue import RequestQueue
+from .rounds import Given, Rounds, limits_of
+from .scheduler_stats import RequestTimes
+from .session import Session
+
+
+class OneCall(ABC):
+    """The part of Engine that makes them. What stands first is the part of it that they need."""
+
+    session: Session
+    n_ctx: int
+    queue: RequestQueue
+    n_feeds: int
+    totals: Counter[str]
+    times: RequestTimes
+    _pace: Pace
+    _chosen: list[Given]
+
+    saw: Callable[[Session], bool] | None = None
+    """Called after each step of one generated token; whether it wants to see the next one, too. If not it is
+    called now and then."""
+    _sees_each = True
+    begin_rounds: Callable[[Rounds], object] | None = None
+    """What has another thread call give() of rounds that begin; None: there are none."""
+
+    @abstractmethod
+    def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None: ...
+
+    @abstractmethod
+    def _took(self, request: Request, token: int) -> None: ...
+
+    @abstractmethod
+    def _choose(self, request: Request) -> None: ...
+
+    @abstractmethod
+    def _give(self) -> None: ...
+
+    def _made_one_call(self) -> bool:
+        """Whether that was all there was to do."""
+        if self.begin_rounds is not None:
+            if self._go_on(self.begin_rounds):
+                return True
+            self._give()
+        request = self._alone()
+        return request is not None and self._step_alone(request)
+
+    def _alone(self) -> Request | None:
+        """The only request, if all that the step has to do is to compute its next token."""
+        if len(self.queue.running) != 1 or self.queue.waiting or self.queue.is_closing:
+            return None
+        request = self.queue.running[0]
+        is_late = request.deadline is not None and time.monotonic() >= request.deadline
+        is_over = request.stream.is_cancelled or is_late or request.over is not None
+        is_next = request.is_plain and request.left == 1 and request.n <= self.n_ctx
+        return request if is_next and not is_over else None
+
+    def _step_alone(self, request: Request) -> bool:
+        """A step of this one in a single call of the session; False where there is no room for it."""
+        sequence, choice = request.sequence, request.choice
+        assert sequence is not None and choice is not None
+        at = sequence.n
+        sequence.n_coming, sequence.row = at + 1, None
+        self.n_feeds += 1
+        error, begin = None, time.monotonic()
+        try:
+            token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
+        except PowerInferError as failed:
+            if self.session.length(sequence.number) == at:  # it was not the choice
+                if isinstance(failed, ContextError):
+                    return False
+                raise
+            error = failed
+        self._pace.saw(0, 1, time.monotonic() - begin)
+        sequence.n = at + 1
+        sequence.row = self.n_feeds, 0
+        self._see()
+        self.totals["steps"] += 1
+        self.totals["computed"] += 1
+        if error is not None:
+            self._finish(request, "error", error)
+            return True
+        self._took(request, token)
+        self._give()
+        return True
+
+    def _see(self) -> None:
+        """A step of one generated token is done."""
+        if self.saw is not None:
+            self._sees_each = self.saw(self.session)
+
+    def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
+        """Rounds of all that are under way; False if there can be none."""
+        running = self.queue.running
+        if self.queue.waiting and len(running) < self.queue.max_running:
+            return False
+        limits = limits_of(running, self.n_ctx)
+        if limits is None or (len(running) == 1 and self.saw is not None and self._sees_each):
+            return False
+        limits = limits.before(request.deadline for request in tuple(self.queue.waiting))
+        rounds = Rounds(running, limits, self._chosen, self.totals, self.times)
+        begin = time.monotonic()
+        with self.queue.undisturbed(rounds.stop) as is_undisturbed:
+            if not is_undisturbed:
+                return False
+            self._chosen = []
+            error = rounds.run(self.session, begin_rounds)
+        n_rounds = len(rounds.chosen)
+        if n_rounds:
+            self.n_feeds += 1
+            seconds = time.monotonic() - begin
+            self._pace.saw(0, len(running), seconds / n_rounds, n_steps=n_rounds)
+            self._went_on(rounds)
+        if error is not None and not isinstance(error, ContextError):
+            raise error
+        return n_rounds > 0
+
+    def _went_on(self, rounds: Rounds) -> None:
+        """Notes what rounds have chosen. Somebody may be over with what the last one has."""
+        n_rounds, n_given = len(rounds.chosen), rounds.n_given
+        if n_given < n_rounds:
+            self.totals.update(steps=1, computed=len(rounds.requests))
+        for i, request in enumerate(rounds.requests):
+            assert request.sequence is not None
+            request.sequence.n += n_rounds
+            request.sequence.row = self.n_feeds, i
+            request.went_on(rounds.chosen[:n_given, i])
+        if len(rounds.requests) == 1:
+            self._see()
+        for i, request in enumerate(rounds.requests if n_given < n_rounds else ()):
+            token = int(rounds.chosen[-1, i])
+            if token >= 0:
+                self._took(request, token)
+            else:
+                request.rows = [i]
+                self._choose(request)
