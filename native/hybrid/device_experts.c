@@ -360,7 +360,8 @@ static void run(const pi_program_block *b) {
     sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
     /* Where nothing else is added. */
     const bool at_once = w->n_hot && !in_place && !loads && !shared && !sum.words;
-    if (asks_cpu(b)) look_ahead(p, b->l + 1); /* else the experts' kernel may choose by the scores that this overwrites */
+    /* Else the experts' kernel may choose by the scores that this overwrites. */
+    if (asks_cpu(b)) look_ahead(p, b->l + 1);
     if (beside) run_beside(b);
     if (in_place) run_kept(b);
     if (w->n_hot) {

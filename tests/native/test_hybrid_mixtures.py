@@ -464,7 +464,8 @@ def test_a_plan_expects_what_the_bus_brings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "mixtral"])
 def test_fetching_ahead_changes_no_bits(name: str, tmp_path: Path) -> None:
-    """A router that reads its layer's input is known, others are guessed a layer ahead, of several tokens, too."""
+    """What a router chose that reads its layer's input is known, others are guessed a layer ahead, of several
+    tokens, too."""
     with Model(write(tmp_path / "m.gguf", name)) as m:
         for split in ("none", "some"):
             runs = []
