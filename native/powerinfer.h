@@ -258,12 +258,10 @@ typedef struct pi_session_options {
         no_pinning; /* 1: weights in host memory are not registered with a device's driver, which keeps their pages in
                            RAM; prompts then bring them over through a small buffer, which is slower */
     int32_t
-        no_lookahead; /* 1: rows of the CPU's neurons are not fetched by a device's guess a layer ahead; for measuring
-                             what that gains. Answers may differ by rounding */
+        no_lookahead; /* 1: rows of the CPU's neurons or experts are not fetched by a device's guess a layer ahead; for
+                             measuring what that gains. Answers of neurons may differ by rounding */
     int32_t frozen_experts; /* 1: a mixture's experts stay on the side where the plan puts them, so that the same input
                                gives the same bits; 0: those that are used more move to the device */
-    int32_t fetch_experts;  /* 1: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
-                               token's experts while the device is in attention; not measured yet */
     int32_t n_guesses; /* of recurrent layers: of so many tokens that are generated together the state behind each is
                                kept, beside checkpoints, so that a sequence can be taken back to between guesses */
     struct pi_session *beside; /* whose threads compute this session, too: the two take turns, and n_threads is the
@@ -392,8 +390,8 @@ typedef struct pi_layer_step {
     int64_t ffn_bytes;       /* bytes of weights read by the FFN, predictor included */
     int64_t bytes;           /* of the whole layer: weights, K and V */
     float ffn_us, layer_us;  /* of a layer on a device: the CPU's part, and since its last hand-over; 0 without one */
-    int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so that
-                                rows were fetched early; in predicted mode */
+    int64_t n_foreseen; /* (neuron, token) pairs of the CPU's share, or of a mixture n_routes', that a device had named
+                           early, mostly by a guess a layer ahead, so that rows were fetched; in predicted mode */
     int64_t n_routes;   /* of a mixture: (token, expert) pairs of the chunk */
     int64_t n_routes_device;   /* of those, whose expert had a place on a device */
     int64_t n_routes_streamed; /* and of a prompt on a device, those whose expert was brought there for this chunk */

@@ -66,7 +66,7 @@ class Row:
     skew: float = -1
     """Of a mixture's routers (make_mixture.py); below 0: the model is none."""
     zero_copy: bool = True
-    fetch_experts: bool = False
+    look_ahead: bool = True
     rho: float = 0
     statistics: str = "planted"
     """Of experts, in the file."""
@@ -371,7 +371,7 @@ def measure(
             sparsity=row.sparsity,
             n_threads=threads,
             n_seq=row.n_seq,
-            fetch_experts=row.fetch_experts,
+            look_ahead=row.look_ahead,
         ) as s:
             open_s = time.perf_counter() - start
             high = model.info.n_vocab - 1
@@ -492,9 +492,7 @@ def main() -> int:
         "--prompts", type=int, nargs="+", default=[], metavar="N", help="lengths, instead of the rows'"
     )
     p.add_argument("--no-zero-copy", action="store_true", help="the GPU reads no weights in host memory")
-    p.add_argument(
-        "--fetch-experts", action="store_true", help="Session(fetch_experts=True): what it gains is not known"
-    )
+    p.add_argument("--no-look-ahead", action="store_true", help="the CPU fetches nothing by a guess")
     p.add_argument(
         "--busy", type=int, nargs="+", default=[], metavar="N", help="decode again beside N busy cores"
     )
@@ -519,7 +517,7 @@ def main() -> int:
     try:
         results["gpu"] = machine.device_facts("cuda", 0).name
         for name in a.rows or ROWS:
-            row = replace(ROWS[name], zero_copy=not a.no_zero_copy, fetch_experts=a.fetch_experts)
+            row = replace(ROWS[name], zero_copy=not a.no_zero_copy, look_ahead=not a.no_look_ahead)
             row = replace(row, prompts=tuple(a.prompts) or row.prompts)
             path = make_model(row, a.models)
             results["rows"][name] = asdict(row) | measure(row, path, threads, a.tokens, idle, a.busy)

@@ -321,6 +321,31 @@ static void add_both(const pi_program_block *b) {
     p->ops->merge(p->dev, &sum);
 }
 
+/* The next layer's router on x as it is, while the CPU computes its part of this layer: what it will be asked for. */
+static void look_ahead(const pi_program *p, int32_t l) {
+    const pi_hybrid *h = p->h;
+    if (l >= h->s->model->info.n_layer || !pi_hybrid_guesses_experts(h, l)) return;
+    if (pi_experts_of(&h->s->model->layer[l])->early) return; /* it is known before attention */
+    const pi_layer *layer = &h->s->model->layer[l];
+    const pi_device_layer *w = &h->layer[l];
+    for (int32_t i = 0; i < layer->n_blocks; i++) {
+        const pi_block *block = &layer->block[i];
+        if (block->kind != &pi_experts_kind) continue;
+        const pi_program_block next = {p, layer, block, w, l, w->norm[i], w->post_norm[i], NULL};
+        te_linear_args a = router_of(&next);
+        a.norm = w->router_norm.kind == TE_NO_NORM ? next.norm : w->router_norm;
+        p->ops->linear(p->dev, &a);
+        te_route_args r = choice_of(&next);
+        r.uses = NULL;
+        r.n_missing = NULL;
+        r.expert = p->d->guess_expert;
+        r.weight = p->d->guess_weight;
+        r.kept = p->d->guess_kept;
+        r.publish = pi_guess_of(h, p->d, l);
+        p->ops->route(p->dev, &r);
+    }
+}
+
 static void run(const pi_program_block *b) {
     const pi_program *p = b->p;
     const pi_device_layer *w = b->w;
@@ -335,6 +360,8 @@ static void run(const pi_program_block *b) {
     sum.ticket = pi_program_ticket(p, b->l, PI_COLD);
     /* Where nothing else is added. */
     const bool at_once = w->n_hot && !in_place && !loads && !shared && !sum.words;
+    /* Else the experts' kernel may choose by the scores that this overwrites. */
+    if (asks_cpu(b)) look_ahead(p, b->l + 1);
     if (beside) run_beside(b);
     if (in_place) run_kept(b);
     if (w->n_hot) {

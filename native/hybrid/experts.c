@@ -57,11 +57,9 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
     const pi_routes *routes = &s->routes;
     float *x = h->member[0].x;
     int64_t lo, hi;
+    const bool guessed = pi_hybrid_guesses_experts(h, l);
+    if (guessed) pi_hybrid_fetch_experts(h, team, l, asked);
     if (team->ith == 0) h->n_routes[l] = take_routes(h, l, routes->of, routes->expert, routes->weight);
-    if (s->options.fetch_experts && h->n_tok == 1 && pi_experts_of(&m->layer[l])->early) {
-        te_barrier(team);
-        pi_hybrid_fetch_experts(h, team, l, routes->expert, h->n_routes[l], asked);
-    }
     te_share(team, (int64_t)h->n_tok * n_embd, 16, &lo, &hi);
     pi_hybrid_await(h, device, asked, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
     te_barrier(team);
@@ -75,5 +73,6 @@ void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l) {
         te_barrier(team);
         pi_publish_words(h->device[device].answer, lo, hi - lo, ticket, (const uint32_t *)(const void *)(h->y + lo));
     }
+    if (guessed && team->ith == 0) s->step[l].n_foreseen = pi_hybrid_foreseen_experts(h, l, routes->expert, n);
     pi_hybrid_layer_done(h, team, l, began);
 }

@@ -96,7 +96,10 @@ typedef struct pi_device_state {
     float *shared_x, *shared_y; /* D [n_batch][n_embd], where that stands beside the others: its input, its part */
     int32_t *n_missing;         /* D: routes of the last layer that are left to the CPU */
     int32_t *kept;              /* D [n_used] which of a token's routes the device keeps */
-    uint64_t *routes;           /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, and their input, */
+    uint64_t *guess,
+        *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, before as a guess, and */
+    int32_t *guess_expert, *guess_kept; /* D: the guess; the CPU knows no more of it than of the choice */
+    float *guess_weight;
     uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
     uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
     int64_t clock_ns; /* what the CPU's clock shows more */
@@ -239,9 +242,12 @@ void pi_hybrid_take_guess(pi_hybrid *h, const te_team *team, int32_t l);
 void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
 int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me);
 int32_t pi_hybrid_assign(const pi_cold_member *me, int32_t n, int32_t n_members);
-/* Fetches this member's rows of n experts of a mixture's layer until the word `until` is posted; expert [n] in any order. */
-void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const int32_t *expert, int32_t n,
-                             const uint64_t *until);
+/* Whether a device tells early which experts of layer l the CPU will be asked for: its choice, or a guess while layer l - 1
+ * is computed. fetch: this member's rows of them, until the word `until` is posted. foreseen: how many of n routes had one
+ * of these experts. */
+bool pi_hybrid_guesses_experts(const pi_hybrid *h, int32_t l);
+int32_t pi_hybrid_foreseen_experts(const pi_hybrid *h, int32_t l, const int32_t *of, int32_t n);
+void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until);
 /* timeline.c, where the session keeps one: reserves room, once weights lie where they belong; forgets the run before;
  * notes a moment of the CPU. */
 pi_status pi_hybrid_start_timeline(pi_hybrid *h);

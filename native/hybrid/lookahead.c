@@ -8,10 +8,13 @@
  * a missing one nothing. Who begins with a marked neuron is decided by both: the member that fetched it, since another
  * core's cache is nearly as far as memory.
  *
- * A router that reads its layer's input has chosen before attention. What the device has not of the chosen experts can
- * then be fetched while it is there.
+ * Of a mixture the device has the next layer's router choose by the residual of this one, and names the experts that it
+ * would leave to the CPU; each member fetches the rows that it would be dealt of these, of several tokens, too. A router
+ * that reads its layer's input has chosen before attention: what it chose is no guess, and is fetched instead.
  */
-#include "hybrid.h"
+#include <string.h>
+
+#include "program.h"
 
 bool pi_hybrid_looks_ahead(const pi_hybrid *h, int32_t l) {
     const pi_device_layer *w = &h->layer[l];
@@ -97,31 +100,78 @@ void pi_hybrid_fetch_ahead(pi_hybrid *h, const te_team *team, int32_t l, const u
     }
 }
 
-/* The rows of gates and ups, then of downs, that te_op_experts deals to this member first, but for some at the borders. */
-void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const int32_t *expert, int32_t n,
-                             const uint64_t *until) {
-    enum { MOST_EXPERTS = 8 };
-    const pi_experts *w = pi_experts_of(&h->s->model->layer[l]);
+/* ---- experts ---- */
+
+bool pi_hybrid_guesses_experts(const pi_hybrid *h, int32_t l) {
+    const pi_layer *layer = &h->s->model->layer[l], *before = l > 0 ? layer - 1 : layer;
+    const pi_device_layer *w = &h->layer[l];
+    const pi_experts *e = pi_experts_of(layer);
+    if (h->s->options.no_lookahead || !h->decode || !e || !e->down.w || w->device < 0 || !w->n_cpu || layer->n_host)
+        return false;
+    return e->early || (l > 0 && pi_experts_of(before) && w[-1].n_cpu && w[-1].device == w->device && !before->n_tail);
+}
+
+enum { MOST_EXPERTS = 64 };
+
+/* The experts of layer l that the device has named, ascending; or -1: it has not yet. */
+static int32_t guessed_experts(const pi_hybrid *h, int32_t l, int32_t expert[MOST_EXPERTS]) {
+    const pi_model *m = h->s->model;
+    const pi_device_state *d = &h->device[h->layer[l].device];
+    const uint64_t *words = pi_experts_of(&m->layer[l])->early ? pi_routes_of(h, d, l) : pi_guess_of(h, d, l);
+    const int32_t n_routes = h->n_tok * m->info.n_expert_used;
+    int32_t n = 0;
+    for (int32_t i = n_routes - 1; i >= 0; i--) { /* the last ones are there last */
+        uint32_t word[2];
+        if (!pi_has_words(words + 2 * (ptrdiff_t)i, 2, h->number + pi_number(l, PI_COLD), word)) return -1;
+        const int32_t e = (int32_t)word[0];
+        int32_t k = n;
+        while (k > 0 && expert[k - 1] > e) k--;
+        if (e < 0 || e >= m->info.n_expert || n == MOST_EXPERTS || (k > 0 && expert[k - 1] == e)) continue;
+        memmove(expert + k + 1, expert + k, sizeof *expert * (size_t)(n - k));
+        expert[k] = e;
+        n++;
+    }
+    return n;
+}
+
+/* The rows of gates and ups, then of downs, that te_op_experts deals to this member first. */
+void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const uint64_t *until) {
+    enum { UNIT = 16 }; /* rows, as they are dealt */
+    const pi_model *m = h->s->model;
+    const pi_experts *w = pi_experts_of(&m->layer[l]);
     const te_mat *const mats[] = {&w->gate, &w->up, &w->down};
     const uint32_t ticket = h->number + pi_number(l, PI_COLD);
-    int32_t sorted[MOST_EXPERTS];
+    const uint32_t *cancelled = h->device[h->layer[l].device].dev->cancelled;
+    int32_t expert[MOST_EXPERTS], n = -1;
     size_t left = MOST;
-    if (n > MOST_EXPERTS || !w->down.w) return;
-    for (int32_t i = 0, k; i < n; sorted[k] = expert[i], i++)
-        for (k = i; k > 0 && sorted[k - 1] > expert[i]; k--) sorted[k] = sorted[k - 1];
+    while (n < 0) {
+        if (pi_has_words(until, 1, ticket, NULL) || __atomic_load_n(cancelled, __ATOMIC_RELAXED)) return;
+        n = guessed_experts(h, l, expert);
+    }
     for (int32_t k = 0; k < 3; k++) {
-        const int32_t rows = k < 2 ? w->n_ff : h->s->model->info.n_embd;
+        if (!mats[k]->w) continue;
+        const int32_t rows = k < 2 ? w->n_ff : m->info.n_embd;
         const size_t n_bytes = pi_row_bytes(mats[k]);
         int64_t lo, hi;
-        te_share_of(team->ith, te_pool_n_threads(team->pool), (int64_t)n * rows, 1, &lo, &hi);
+        te_share_of(team->ith, te_pool_n_threads(team->pool), (int64_t)n * rows, UNIT, &lo, &hi);
         for (int64_t i = lo; i < hi && left >= n_bytes; i++, left -= n_bytes) {
-            const te_mat of = pi_expert_rows(mats[k], sorted[i / rows], rows);
+            const te_mat of = pi_expert_rows(mats[k], expert[i / rows], rows);
             const char *row = (const char *)of.w + of.stride * (size_t)(i % rows);
             for (size_t at = 0; at < n_bytes; at += fetch_piece(row + at, n_bytes - at))
                 if (pi_has_words(until, 1, ticket, NULL)) return;
         }
     }
 }
+
+int32_t pi_hybrid_foreseen_experts(const pi_hybrid *h, int32_t l, const int32_t *of, int32_t n) {
+    int32_t expert[MOST_EXPERTS], sum = 0;
+    const int32_t n_guessed = guessed_experts(h, l, expert);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < n_guessed; k++) sum += of[i] == expert[k];
+    return sum;
+}
+
+/* ---- neurons that were guessed ---- */
 
 int32_t pi_hybrid_foreseen(const pi_hybrid *h, int32_t l, const pi_cold_member *me) {
     const int32_t n_words = pi_mark_words(h->layer[l].n_cpu, h->device[h->layer[l].device].info.n_parts);

@@ -50,6 +50,9 @@ typedef struct pi_block_on_device pi_block_on_device;
 static inline uint64_t *pi_routes_of(const pi_hybrid *h, const pi_device_state *d, int32_t l) {
     return d->routes + (ptrdiff_t)l * d->info.max_decode * 2 * h->s->model->info.n_expert_used;
 }
+static inline uint64_t *pi_guess_of(const pi_hybrid *h, const pi_device_state *d, int32_t l) {
+    return d->guess + (ptrdiff_t)l * d->info.max_decode * 2 * h->s->model->info.n_expert_used;
+}
 static inline uint64_t *pi_asked_of(const pi_hybrid *h, const pi_device_state *d, int32_t l) {
     return d->asked + (ptrdiff_t)l * d->info.max_decode * h->s->model->info.n_embd;
 }

@@ -297,6 +297,11 @@ static void send_state(pi_upload *u, pi_device_state *d) {
         d->kept = pi_upload_reserve(u, sizeof *d->kept * n_used);
         const size_t n_asked = (size_t)i->n_layer * (size_t)d->info.max_decode;
         d->routes = share(u, sizeof *d->routes * pi_mul(n_asked, 2 * n_used));
+        const size_t n_guessed = (size_t)d->info.max_decode * n_used;
+        d->guess_expert = pi_upload_reserve(u, sizeof *d->guess_expert * n_guessed);
+        d->guess_kept = pi_upload_reserve(u, sizeof *d->guess_kept * n_used);
+        d->guess_weight = floats(u, (size_t)d->info.max_decode, n_used);
+        d->guess = share(u, sizeof *d->guess * pi_mul(n_asked, 2 * n_used));
         d->asked = share(u, sizeof *d->asked * pi_mul(n_asked, n_embd));
     }
     d->marks =

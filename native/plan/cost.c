@@ -354,6 +354,9 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
         m->arch->experts_beside ? n_tok * n_embd : 0,           /* of a mixture beside a feed-forward */
         m->arch->experts_beside ? n_tok * n_embd : 0,           /* (its input, its part) */
         (uint64_t)i->n_expert_used,                             /* which of them are read in host memory */
+        PI_SMALL_BATCH * (uint64_t)i->n_expert_used,            /* a guess at the next layer's choice, */
+        PI_SMALL_BATCH * (uint64_t)i->n_expert_used,            /* its weights, */
+        (uint64_t)i->n_expert_used,                             /* and which are read in host memory */
         3 * (uint64_t)i->n_layer * (uint64_t)i->n_expert + (i->n_expert ? 17 : 0), /* where they are, uses, lists */
         (uint64_t)i->n_layer,                                                      /* thresholds */
         1,                                                                         /* the number of a hand-over */

@@ -88,7 +88,6 @@ class Session:
         timeline: bool = False,
         look_ahead: bool = True,
         live_experts: bool = True,
-        fetch_experts: bool = False,
         n_guesses: int = 0,
         keep_hidden: bool = False,
         beside: Session | None = None,
@@ -117,12 +116,10 @@ class Session:
             system refuses, too.
         timeline: keep when each side of a step did what, for `last_timeline`; a GPU then takes some
             microseconds a layer more.
-        look_ahead: False: neurons of the CPU's share are not fetched by a device's guess a layer ahead; for
-            measuring what that gains. Answers may differ by rounding.
+        look_ahead: False: neurons and experts of the CPU's share are not fetched by a device's guess a layer
+            ahead; for measuring what that gains. Answers of neurons may differ by rounding.
         live_experts: experts of a mixture that are used more move to the device while the session runs;
             False: they stay where the plan puts them, so that the same input gives the same bits.
-        fetch_experts: where a router reads its layer's input (SmallThinker), the CPU's cores fetch rows of a
-            token's experts while the device is in attention. Changes no bits; not measured yet.
         n_guesses: of models with recurrent layers: tokens that are generated together, of all sequences,
             between which these can be gone back to; each takes as much memory as a sequence's state.
         keep_hidden: each feed leaves the final hidden states of all its tokens, for `all_hidden`.
@@ -149,7 +146,6 @@ class Session:
         options.timeline = bool(timeline)
         options.no_lookahead = not look_ahead
         options.frozen_experts = not live_experts
-        options.fetch_experts = bool(fetch_experts)
         options.n_guesses = _native.fit("n_guesses", n_guesses)
         options.keep_hidden = bool(keep_hidden)
         if beside is not None:

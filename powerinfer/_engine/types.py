@@ -218,8 +218,8 @@ class LayerStep:
     layer_us: float
     """Of a layer on a device: since the CPU's last hand-over."""
     n_foreseen: int
-    """In predicted mode: (neuron, token) pairs of the CPU's share that a device had guessed a layer ahead, so
-    that the rows were fetched early."""
+    """In predicted mode (neuron, token) pairs, of a mixture (token, expert) pairs of the CPU's share that a
+    device had named early, mostly by a guess a layer ahead, so that their rows were fetched."""
     n_routes: int
     """Of a mixture: (token, expert) pairs of the chunk, all that were chosen."""
     n_routes_device: int

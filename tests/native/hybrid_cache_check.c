@@ -1,7 +1,7 @@
 /* hybrid_cache_check.c - how well experts find their places (native/hybrid/cache.c): routers whose scores are noise and
  * `skew` times what they always are, on a device that brings every copy by the next step, half a copy a layer and step.
  * From no counts, a prompt, wrong counts and right ones; then noise of which 0.9 stays from token to token. Hits are compared with
- * those of the best places that never change. Then what is used changes all the time, copies come late, and some are
+ * those of the best places that never change, also of eight sequences. Then what is used changes all the time, copies come late, and some are
  * refused: each place holds the expert that is said to be there. Everything is drawn, and comes out the same each time. */
 #include <math.h>
 #include <stdio.h>
@@ -196,6 +196,49 @@ static shares run(double skew, double rho, start begin, int32_t n_places) {
     return s;
 }
 
+/* Eight sequences that use the same all the time: whether few experts move, and the rest is found. Returns 0 if so. */
+static int steady(void) {
+    enum { N_STEPS = 300, SETTLED = 100, N_TOK = 8, N_PLACES = 55 };
+    static router r[N_LAYER];
+    state = 13;
+    double found = 0, best = 0;
+    for (int l = 0; l < N_LAYER; l++) {
+        uint32_t *of = profile + (size_t)l * N_EXPERT, sorted[N_EXPERT];
+        r[l] = (router){.skew = 0.5};
+        for (int e = 0; e < N_EXPERT; e++) r[l].always[e] = normal();
+        memset(of, 0, sizeof sorted);
+        for (int t = 0; t < N_LONG; t++) route(&r[l], of);
+        memcpy(sorted, of, sizeof sorted);
+        qsort(sorted, N_EXPERT, sizeof *sorted, falling);
+        for (int k = 0; k < N_PLACES; k++) best += (double)sorted[k] / N_LONG / N_USED / N_LAYER;
+        on[l].n_hot = on[l].n_cold = 0;
+        for (int e = 0; e < N_EXPERT; e++)
+            if (e < N_PLACES)
+                on[l].hot[on[l].n_hot++] = e;
+            else
+                on[l].cold[on[l].n_cold++] = e;
+    }
+    model.expert_counts = NULL;
+    open_cache();
+    uint32_t before = 0;
+    for (int step = 0; step < N_STEPS; step++) {
+        if (pi_cache_settle(&h) != PI_OK) fail("a copy failed");
+        if (step == SETTLED) before = n_asked;
+        memset(counts, 0, sizeof counts);
+        for (int l = 0; l < N_LAYER; l++) {
+            uint32_t *uses = counts + 3 * N_LAYER + (size_t)l * N_EXPERT;
+            for (int t = 0; t < N_TOK; t++) route(&r[l], uses);
+            for (int e = 0; step >= SETTLED && e < N_EXPERT; e++) found += h.place[l * N_EXPERT + e] >= 0 ? uses[e] : 0;
+        }
+        pi_cache_follow(&h, N_TOK, (int64_t)N_LAYER * COPY_BYTES / 6); /* two copies a layer and step */
+    }
+    pi_cache_close(&h);
+    const double share = found / ((N_STEPS - SETTLED) * N_LAYER * N_TOK * N_USED),
+                 copies = (double)(n_asked - before) / ((N_STEPS - SETTLED) * N_LAYER);
+    printf("eight sequences: %.3f; static %.3f; %.3f copies a layer and step\n", share, best, copies);
+    return share < 0.98 * best || copies > 0.25;
+}
+
 /* Eight sequences, 10,000 tokens, that are of something else every 40 steps. */
 static void churn(void) {
     static router r[N_LAYER];
@@ -270,6 +313,7 @@ int main(void) {
         const shares near = run(0.5, 0.9, NO_COUNTS, n_places);
         bad += near.rest <= near.best;
     }
+    bad += steady();
     churn();
     for (int l = 0; l < N_LAYER; l++) {
         free(on[l].hot);

@@ -462,14 +462,26 @@ def test_a_plan_expects_what_the_bus_brings(tmp_path: Path) -> None:
             assert not any(layer.n_zero_copy for layer in s.experts())
 
 
-def test_fetching_early_changes_no_bits(tmp_path: Path) -> None:
-    with Model(write(tmp_path / "m.gguf", "smallthinker")) as m:
+@pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "mixtral"])
+def test_fetching_ahead_changes_no_bits(name: str, tmp_path: Path) -> None:
+    """What a router chose that reads its layer's input is known, others are guessed a layer ahead, of several
+    tokens, too."""
+    with Model(write(tmp_path / "m.gguf", name)) as m:
         for split in ("none", "some"):
             runs = []
-            for early in (False, True):
+            for ahead in (False, True):
                 plan = place(m, split, 64)
-                with opened(m, plan, live_experts=False, fetch_experts=early, n_threads=3) as s:
-                    runs.append(decoded(s))
+                with opened(m, plan, live_experts=False, look_ahead=ahead, n_threads=3) as s:
+                    rows = [*decoded(s)]
+                    steps = s.last_step
+                    s.feed(TOKENS[:5], want_logits=True)
+                    rows += [s.logits(j).copy() for j in range(5)]
+                    runs.append(np.stack(rows))
+                    for found in (steps, s.last_step):
+                        assert (sum(step.n_foreseen for step in found) > 0) == ahead
+                        assert all(step.n_foreseen <= step.n_routes_cpu for step in found)
+                        if ahead and name == "smallthinker":
+                            assert all(step.n_foreseen == step.n_routes_cpu for step in found[1:])
             assert np.array_equal(*runs)
 
 
