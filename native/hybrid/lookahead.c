@@ -112,6 +112,8 @@ bool pi_hybrid_guesses_experts(const pi_hybrid *h, int32_t l) {
 }
 
 enum { MOST_EXPERTS = 64 };
+/* How long a guess is waited for; a device that is silent for longer is left to the wait for its choice, which has an end. */
+enum { PATIENCE_NS = 1000000 };
 
 /* The experts of layer l that the device has named, ascending; or -1: it has not yet. */
 static int32_t guessed_experts(const pi_hybrid *h, int32_t l, int32_t expert[MOST_EXPERTS]) {
@@ -141,11 +143,11 @@ void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const
     const pi_experts *w = pi_experts_of(&m->layer[l]);
     const te_mat *const mats[] = {&w->gate, &w->up, &w->down};
     const uint32_t ticket = h->number + pi_number(l, PI_COLD);
-    const uint32_t *cancelled = h->device[h->layer[l].device].dev->cancelled;
     int32_t expert[MOST_EXPERTS], n = -1;
     size_t left = MOST;
+    const int64_t end = te_os_now_ns() + PATIENCE_NS;
     while (n < 0) {
-        if (pi_has_words(until, 1, ticket, NULL) || __atomic_load_n(cancelled, __ATOMIC_RELAXED)) return;
+        if (pi_has_words(until, 1, ticket, NULL) || te_os_now_ns() > end) return;
         n = guessed_experts(h, l, expert);
     }
     for (int32_t k = 0; k < 3; k++) {

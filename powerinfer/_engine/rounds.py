@@ -150,8 +150,8 @@ class Rounds:
         for tokens in self._chosen[self.n_given : max(n_rounds, 0)].tolist():
             self._totals.update(steps=1, computed=n, generated=n)
             given = [(request, token, False) for request, token in zip(self.requests, tokens, strict=True)]
-            give(given, self._times)
             self.n_given += 1
+            give(given, self._times)
 
 
 def give(chosen: Sequence[Given], times: RequestTimes) -> None:
