@@ -126,11 +126,24 @@ static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, con
     }
 }
 
+/* A sequence that is there twice, or -1. */
+static int32_t twice(const pi_rounds *r) {
+    for (int32_t i = 1; i < r->n; i++)
+        for (int32_t j = 0; j < i; j++)
+            if (r->seq[i] == r->seq[j]) return r->seq[i];
+    return -1;
+}
+
 pi_status pi_session_rounds(pi_session *s, pi_rounds *r) {
     if (!s || !r || r->n < 1 || r->most < 1 || r->n_end < 0 || !r->seq || !r->sampler || !r->token || !r->chosen ||
         (r->n_end && !r->end)) {
         if (r) tell(r, (int32_t)(r->state >> 1), true);
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_rounds: what a round of one sequence needs is missing");
+    }
+    const int32_t again = twice(r);
+    if (again >= 0) {
+        tell(r, (int32_t)(r->state >> 1), true);
+        return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_rounds: sequence %d is there twice", again);
     }
     const size_t n = (size_t)r->n;
     int32_t *row = calloc(n, sizeof *row), n_done = 0;

@@ -62,8 +62,13 @@ def test_null_handles_and_outputs(session: Session) -> None:
     refused(lib.pi_session_rounds(s, rounds), "missing")
     assert lib.pi_rounds_wait(rounds, 0) == 0  # no more come
     rounds = ffi.new("pi_rounds *", rounds[0])
-    rounds.sampler, rounds.state = ffi.new("pi_sampler *[1]"), 0
+    none = ffi.new("pi_sampler *[2]")
+    rounds.sampler, rounds.state = none, 0
     refused(lib.pi_session_rounds(s, rounds), "NULL")
+    assert lib.pi_rounds_wait(rounds, 0) == 0
+    twice = ffi.new("int32_t[2]")
+    rounds.n, rounds.seq, rounds.state = 2, twice, 0
+    refused(lib.pi_session_rounds(s, rounds), "sequence 0 is there twice")
     assert lib.pi_rounds_wait(rounds, 0) == 0
     refused(lib.pi_session_last_step(s, 0, NULL), "NULL")
     refused(lib.pi_session_last_total(NULL, NULL, NULL), "NULL")
