@@ -139,6 +139,7 @@ slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every
 	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page
 	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/powerinfer/test_ray_serve.py
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m slow
+	POWERINFER_ISA=avx2 $(PYTHON) -m pytest $(PYTEST_ARGS) tests/native/test_hybrid.py
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m "hypothesis and not slow" --hypothesis-profile=drawn
 	$(MAKE) tidy TIDY=all
 	@if command -v nvcc >/dev/null; then $(MAKE) cuda CUDA_ARCHITECTURES=90-real && $(MAKE) library FROM=build/testing; fi
