@@ -35,7 +35,6 @@ pi_status pi_session_next(pi_session *s, int32_t seq, int32_t pos, int32_t token
 /* What many samplers choose of. */
 typedef struct choices {
     pi_session *s;
-    const float *logits;
     const int32_t *row;
     pi_sampler *const *sampler;
     int32_t *chosen;
@@ -43,7 +42,7 @@ typedef struct choices {
 } choices;
 
 static void choose(const choices *c, int32_t i) {
-    const float *logits = c->logits + (size_t)c->row[i] * (size_t)c->s->model->info.n_vocab;
+    const float *logits = c->s->logits + (size_t)c->row[i] * (size_t)c->s->model->info.n_vocab;
     int32_t token = -1;
     const bool is_chosen =
         pi_sampler_sample(c->sampler[i], logits, &token) == PI_OK && pi_sampler_accept(c->sampler[i], token) == PI_OK;
@@ -69,11 +68,10 @@ static pi_status check_choices(const pi_session *s, const pi_batch *b, const cho
 }
 
 /* The same of many: feeds, and has the samplers choose. The caller holds the lock. */
-static pi_status feed_and_choose(pi_session *s, const pi_batch *b, choices *c) {
+static pi_status feed_and_choose(pi_session *s, const pi_batch *b, const choices *c) {
     PI_TRY(pi_feed_locked(s, b));
-    c->logits = s->logits;
     if (c->n > CHOICES_ALONE) { /* waking the team takes as long as some of them */
-        te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, c);
+        te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, (void *)c);
         return PI_OK;
     }
     for (int32_t i = 0; i < c->n; i++) choose(c, i);
@@ -85,7 +83,7 @@ pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, co
     if (!s || !b || b->n_tokens < 1 || !b->token || n < 0 || (n > 0 && (!row || !sampler || !chosen)))
         return PI_FAIL(PI_ERROR_ARGUMENT,
                        "pi_session_feed_choose: a batch needs at least one token, and choices what they choose by");
-    choices c = {s, NULL, row, sampler, chosen, n};
+    const choices c = {s, row, sampler, chosen, n};
     PI_TRY(check_choices(s, b, &c));
     pi_session_lock(s);
     const pi_status st = feed_and_choose(s, b, &c);
@@ -112,7 +110,7 @@ static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, con
     for (;;) {
         int32_t *chosen = r->chosen + (size_t)*n_done * (size_t)r->n;
         const pi_batch b = {.n_tokens = r->n, .token = token, .seq = r->seq, .kind = kind};
-        choices c = {s, NULL, row, r->sampler, chosen, r->n};
+        const choices c = {s, row, r->sampler, chosen, r->n};
         if (*n_done == 0) PI_TRY(check_choices(s, &b, &c));
         pi_session_lock(s);
         const pi_status st = feed_and_choose(s, &b, &c);

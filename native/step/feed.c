@@ -49,23 +49,25 @@ static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to
     return PI_OK;
 }
 
+/* Room for them of the session's own; what the last feed left stays where there is none. */
 static pi_status reserve_logits(pi_session *s, int32_t rows) {
-    if (rows <= s->logits_capacity) return PI_OK;
-    const size_t nl = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_vocab), sizeof(float));
-    const size_t nh = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_embd), sizeof(float));
-    float *logits = malloc(nl), *hidden = malloc(nh);
-    if (!logits || !hidden) {
-        free(logits);
-        free(hidden);
-        return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d rows of logits (%zu bytes)", rows, nl);
+    if (rows > s->logits_capacity) {
+        const size_t nl = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_vocab), sizeof(float));
+        const size_t nh = pi_mul(pi_mul((size_t)rows, (size_t)s->model->info.n_embd), sizeof(float));
+        float *logits = malloc(nl), *hidden = malloc(nh);
+        if (!logits || !hidden) {
+            free(logits);
+            free(hidden);
+            return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d rows of logits (%zu bytes)", rows, nl);
+        }
+        free(s->own_logits);
+        free(s->own_hidden);
+        s->own_logits = logits;
+        s->own_hidden = hidden;
+        s->logits_capacity = rows;
     }
-    if (s->logits == s->own_logits) s->logits = logits;
-    if (s->hidden == s->own_hidden) s->hidden = hidden;
-    free(s->own_logits);
-    free(s->own_hidden);
-    s->own_logits = logits;
-    s->own_hidden = hidden;
-    s->logits_capacity = rows;
+    s->logits = s->own_logits;
+    s->hidden = s->own_hidden;
     return PI_OK;
 }
 
@@ -134,10 +136,8 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     int32_t n_logits = 0, row = 0, *to = room->of_seq;
     const pi_cut cut = {b, room->pos, room->by_row};
     PI_TRY(check_batch(s, b, to, &n_logits));
-    PI_TRY(reserve_logits(s, n_logits));
     PI_TRY(reserve_all(s, b->n_tokens));
-    s->logits = s->own_logits;
-    s->hidden = s->own_hidden;
+    PI_TRY(reserve_logits(s, n_logits));
     s->logits_rows = n_logits;
     s->all_rows = s->options.keep_hidden ? b->n_tokens : 0;
     s->given = b->hidden;
