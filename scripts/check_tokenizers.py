@@ -13,13 +13,12 @@ found.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tarfile
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from llama_cpp_source import fetch
 
 from powerinfer import ModelFile
 from powerinfer._text.tokenizer import Tokenizer, TokenizerError
@@ -79,22 +78,6 @@ def check(path: Path) -> Row:
     return row("ok", load_ms, len(pairs))
 
 
-def fetch(folder: Path) -> None:
-    """Unpack the vocabularies of llama-cpp-python's source distribution into `folder`."""
-    with tempfile.TemporaryDirectory() as temporary:
-        name = "llama-cpp-python"  # its source alone: what pip builds it with may come built
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name]
-        subprocess.run([*command, "--dest", temporary, name], check=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as archive:
-            for member in archive:
-                path = Path(member.name)
-                if path.name.startswith("ggml-vocab-") and path.parent.name == "models" and member.isfile():
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    (folder / path.name).write_bytes(content.read())
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check the tokenizer against published vocabularies.")
     parser.add_argument("folder", nargs="?", type=Path, help="with ggml-vocab-*.gguf, .inp and .out files")
@@ -102,7 +85,7 @@ def main() -> int:
     if folder is None:
         folder = DEFAULT_FOLDER
         if not any(folder.glob("ggml-vocab-*.gguf")):
-            fetch(folder)
+            fetch(folder, "models/ggml-vocab-*")
     rows = [check(path) for path in sorted(folder.glob("ggml-vocab-*.gguf"))]
     print(f"{'vocabulary':<16} {'kind':<22} {'tokens':>7} {'load ms':>8} {'texts':>6}  result")
     for row in rows:

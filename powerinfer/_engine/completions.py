@@ -430,6 +430,7 @@ class Completions(Generating):
         from .._text.tool_calls import ToolCallParser, ToolFormat
         from .._text.tool_stream import ToolCallStream
 
+        chat_format = chat_format.for_tools()
         form = ToolFormat.of(chat_format.template)
         prepared, listed = form.prepare(messages, tools)
         ids = chat_format.encode(prepared, tokenizer, tools=listed, **how)

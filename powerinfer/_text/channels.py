@@ -2,6 +2,10 @@
 
 <|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>the answer
 <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{"its": "arguments"}<|call|>
+
+The prompt ends behind the role, so an answer may begin within a message's head, as OpenAI's own template
+writes calls:
+ to=functions.NAME<|channel|>commentary json<|message|>{"its": "arguments"}<|call|>
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ _CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
 _ENDS = (_CHANNEL, "<|start|>", "<|end|>")
 _END = re.compile("|".join(map(re.escape, _ENDS)))
 _FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
+_TO = "to=functions."
 
 
 def has_channels(template: str) -> bool:
@@ -34,6 +39,7 @@ class ChannelParser:
     def __init__(self, calls: ToolCallParser | None = None) -> None:
         self._calls = calls
         self._text = ""
+        self._has_begun = False
         self._in_head = False
         self._channel = "final"
         self._function: str | None = None
@@ -71,6 +77,11 @@ class ChannelParser:
         return self._calls.called(name, text)
 
     def _certain(self) -> Iterator[Any]:
+        if not self._has_begun:
+            begin = self._text.lstrip()[: len(_TO)]
+            if begin != _TO and _TO.startswith(begin):
+                return
+            self._has_begun, self._in_head = True, begin == _TO
         while True:
             if self._in_head:
                 head, mark, rest = self._text.partition(_MESSAGE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .chat_template import ChatFormatError, render_template
@@ -38,13 +38,19 @@ class ChatFormat:
 
     name: for messages to the user. template: a Jinja template with the variables that chat templates have
     (`messages`, `add_generation_prompt`, `tools`, `bos_token`, `eos_token`). stop: strings that end an
-    answer; tokens that end one are the tokenizer's to know. roles: the roles that may be used.
+    answer; tokens that end one are the tokenizer's to know. roles: the roles that may be used. with_tools:
+    the template for conversations with tools, where that is another.
     """
 
     name: str
     template: str
     stop: tuple[str, ...] = ()
     roles: tuple[str, ...] = _ROLES
+    with_tools: str = ""
+
+    def for_tools(self) -> ChatFormat:
+        """The format of conversations with tools."""
+        return replace(self, template=self.with_tools) if self.with_tools else self
 
     def render(
         self,
@@ -73,7 +79,19 @@ class ChatFormat:
 
     def _write(self, messages: list[dict[str, Any]], **variables: Any) -> tuple[str, Sequence[str]]:
         """The text, and what ends the answer to it."""
-        return render_template(self.name, self.template, messages=messages, **variables), self.stop
+        try:
+            return render_template(self.name, self.template, messages=messages, **variables), self.stop
+        except ChatFormatError:
+            # Templates without a turn of the system (Gemma 2, the first Mistrals) refuse it. What it says
+            # belongs to the first turn of the user there.
+            merged = _system_in_user(messages)
+            if merged is None:
+                raise
+            try:
+                return render_template(self.name, self.template, messages=merged, **variables), self.stop
+            except ChatFormatError:
+                pass  # it is something else
+            raise
 
     def encode(
         self,
@@ -144,7 +162,16 @@ class ChatFormat:
             raise ChatFormatError(f"{where} has no content")
         elif content is not None and not isinstance(content, str):
             raise ChatFormatError(f"{where} has a content of type {type(content).__name__}, not a string")
-        return {**message, "content": content}
+        checked = {**message, "content": content}
+        thought = message.get("reasoning_content")
+        # Some templates know thoughts by another name. gpt-oss's takes one text or the other beside calls.
+        if (
+            thought
+            and "reasoning_content" not in self.template
+            and not (content and message.get("tool_calls"))
+        ):
+            checked = {"thinking": thought, "reasoning": thought, **checked}
+        return checked
 
     @staticmethod
     def _text_of_part(where: str, part: Any) -> str:
@@ -167,6 +194,15 @@ def begins_with_bos(prompt: str, tokenizer: Tokenizer) -> bool:
     return tokenizer.bos is not None and prompt.encode("utf-8", "replace").startswith(
         tokenizer.text(tokenizer.bos)
     )
+
+
+def _system_in_user(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages with what the system says at the beginning of the first turn, where both are texts."""
+    if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
+        return None
+    first, turn = messages[:2]
+    content = "\n\n".join(text for text in (first["content"], turn["content"]) if text)
+    return [{**turn, "content": content}, *map(dict, messages[2:])]
 
 
 def _with_cut(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
@@ -311,7 +347,9 @@ def choose_chat_format(
         return get_chat_format(name), None
     template = meta.get("tokenizer.chat_template")
     if isinstance(template, str) and template.strip():
-        return ChatFormat("of the file", template), None
+        with_tools = meta.get("tokenizer.chat_template.tool_use")
+        with_tools = with_tools if isinstance(with_tools, str) and with_tools.strip() else ""
+        return ChatFormat("of the file", template, with_tools=with_tools), None
     architecture = str(meta.get("general.architecture", ""))
     for mark, by_mark in _BY_MARK.items():
         if tokenizer is not None and tokenizer.id_of(mark) is not None:

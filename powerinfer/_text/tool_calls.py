@@ -139,6 +139,9 @@ _LLAMA_3 = ToolFormat("llama-3", "", style=JsonStyle(arguments="parameters"))
 _HARMONY = ToolFormat(
     "harmony", "", style=NamedStyle("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>")
 )
+_LFM2 = ToolFormat(
+    "lfm2", "<|tool_call_start|>", "<|tool_call_end|>", style=PythonStyle(), is_list=True, separator=", "
+)
 _IN_TAGS = TagStyle(("<function=", ">\n"), ("<parameter=", ">\n"), ("", "\n</parameter>\n"), "</function>")
 
 # What a template has in it that belongs to a format; the first that fits is meant.
@@ -254,15 +257,18 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
             separator=", ",
         ),
     ),
+    (("<|tool_call_start|>",), _LFM2),
+    (("<|tool_list_start|>",), _LFM2),  # templates that write no calls
+    (("'List of tools: ['",), _LFM2),
+    (('"List of tools: ["',), _LFM2),
     (
-        ("<|tool_call_start|>",),  # LFM2
+        ('<function name="', '<param name="'),  # MiniCPM 5
         ToolFormat(
-            "lfm2",
-            "<|tool_call_start|>",
-            "<|tool_call_end|>",
-            style=PythonStyle(),
-            is_list=True,
-            separator=", ",
+            "minicpm-5",
+            '<function name="',
+            "</function>",
+            style=TagStyle(("", '">'), ('<param name="', '">'), ("", "</param>")),
+            separator="\n",
         ),
     ),
     (

@@ -354,6 +354,8 @@ def _python_value(node: ast.expr) -> Any:
 def _value(text: str, schema: Any) -> Any:
     """Of an argument between tags: as it is where it must be text."""
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
+    if text.startswith("<![CDATA[") and text.endswith("]]>"):
+        return text[9:-3]
     shown = text.removeprefix("\n").removesuffix("\n")
     if kinds == "string":
         return shown

@@ -28,6 +28,11 @@ CASES = [
     ("<|start|>assistant<|message|>plain", "plain"),
     ("<|channel|>analysis<|message|>not at an end", ""),
     ("<|channel|>fin", ""),
+    (" to=functions.f<|channel|>commentary json<|message|>{}", ""),
+    (" to=functions.f", ""),
+    (" to=function", " to=function"),  # not the beginning of a message
+    ("to be, or", "to be, or"),
+    (" ", " "),
     ("", ""),
 ]
 
@@ -74,6 +79,9 @@ def test_thoughts_are_told_apart() -> None:
         (CALL + "{}<|end|>" + CALL + ' {"b": 2} ', [("f", {}), ("f", {"b": 2})], ""),
         (CALL, [("f", {})], ""),
         ("<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}", [("f", {})], ""),
+        # The prompt ended with <|start|>assistant: an answer may begin within a head.
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', [("f", {"a": 1})], ""),
+        ("to=functions.f <|constrain|>json<|message|>{}<|end|>" + FINAL + "!", [("f", {})], "!"),
         (CALL.replace(".f ", ".g ") + "{}", [], "{}"),  # no such function: as other formats have it
         (CALL + '{"a"', [], '{"a"'),
         (CALL + "[]", [], "[]"),

@@ -111,6 +111,44 @@ def test_what_templates_can_use() -> None:
     assert render("{{ messages[1].content.split('i')[0] | upper }}") == "H"
 
 
+def test_what_the_system_says_without_a_turn_for_it() -> None:
+    """As Gemma 2's template, which refuses such messages."""
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    assert render(refuses + CHATML) == WRITTEN["chatml"].replace(
+        "system\nBe brief.<|im_end|>\n<|im_start|>user\nHi", "user\nBe brief.\n\nHi"
+    )
+    assert render(refuses + CHATML, TALK[1:]) == WRITTEN["chatml"].partition("Be brief.<|im_end|>\n")[2]
+    with pytest.raises(ChatFormatError, match="no system"):
+        render(refuses + CHATML, TALK[:1])
+    with pytest.raises(ChatFormatError, match="roles must alternate"):  # what was wrong first
+        render(refuses + "{{ raise_exception('roles must alternate') }}", TALK[1:])
+
+
+def test_thoughts_under_the_name_that_a_template_has() -> None:
+    said = {"role": "assistant", "content": "Hello!", "reasoning_content": "A greeting."}
+    assert render("{{ messages[0].thinking }}", [said]) == "A greeting."
+    assert render("{{ messages[0].reasoning }}", [said]) == "A greeting."
+    assert render("{{ messages[0].thinking }}", [{**said, "thinking": "Mine."}]) == "Mine."
+    assert render("{{ messages[0].reasoning_content ~ messages[0].thinking }}", [said]) == "A greeting."
+    # gpt-oss's template raises where a message with calls has both.
+    calls = {**said, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert render("{{ messages[0].thinking is defined }}", [calls]) == "False"
+    assert render("{{ messages[0].thinking }}", [{**calls, "content": None}]) == "A greeting."
+
+
+def test_a_template_of_its_own_for_tools() -> None:
+    meta = {
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_template.tool_use": "{{ tools | length }} tools",
+    }
+    chosen, _ = choose_chat_format(meta)
+    assert chosen.render(TALK) == "plain"
+    assert chosen.for_tools().render(TALK, tools=[{}]) == "1 tools"
+    meta["tokenizer.chat_template.tool_use"] = " "
+    chosen, _ = choose_chat_format(meta)
+    assert chosen.for_tools().render(TALK, tools=[{}]) == "plain"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -114,11 +114,26 @@ OTHERS: dict[str, tuple[str, list[str]]] = {
         "{{ tools }}<|tool_call_start|>",
         ['<|tool_call_start|>[plant(kind="oak"), water(litres=3)]<|tool_call_end|>'],
     ),
+    "minicpm-5": (
+        """{{ tools }}{{ '<function name="' ~ n ~ '"><param name="' ~ k }}""",
+        [
+            '<function name="plant"><param name="kind">oak</param></function>\n'
+            '<function name="water"><param name="litres">3</param></function>',
+            '<function name="plant"><param name="kind"><![CDATA[oak]]></param></function>'
+            '<function name="water"><param name="litres">3</param></function>',
+        ],
+    ),
     "olmo-3": (
         "{{ tools }}<function_calls>",
         ["<function_calls>plant(kind='oak')\nwater(litres=3)</function_calls>"],
     ),
 }
+
+
+@pytest.mark.parametrize("begin", ["List of tools: <|tool_list_start|>[", "List of tools: ["])
+def test_templates_of_lfm2_that_write_no_calls(begin: str) -> None:
+    template = f'{{% if tools %}}{{% set system = system + "{begin}" %}}{{% endif %}}'
+    assert ToolFormat.of(template).name == "lfm2"
 
 
 @pytest.mark.parametrize("family", OTHERS)
