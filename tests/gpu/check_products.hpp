@@ -18,6 +18,12 @@ static void check_gemm_case(const product_case &k) {
     halves in = halves_new(k.n_tok, depth, k.tiles ? k.type : -1);
     is_true(!k.tiles || in.h.tiles > 0, "no form for a few tokens");
     is_true(!k.tiles || in.h.matrices || !is_by_groups(k.type, k.n_tok), "not by wgmma");
+    if (k.tiles && k.transposed && !in.h.matrices) { // by others, with their input as rows
+        a.free();
+        x.free();
+        in.free();
+        return;
+    }
     te_cuda_halve half = {};
     half.x = x.p;
     half.ldx = x.ld;
@@ -251,7 +257,14 @@ static void check_gemm_of_few(int type) {
             check_gemm_case(
                 {type, 100 + 16 * n_tok, 333 + 8 * n_tok, n_tok, false, true, false, true, false, false, true});
             check_activated(type, type, TE_SILU, 77 * n_tok, 520, n_tok, 1);
+            check_gemm_case(
+                {type, 333 + 8 * n_tok, 100 + 77 * n_tok, n_tok, true, true, false, true, false, false, true});
+            check_gemm_case({type, 2050, 4096, n_tok, true, false, false, false, false, false, true});
         }
+        // Transposed: of one to four parts, one to three groups.
+        for (int outs : {40, 1024, 2048, 5120, 8200, 11008, 25300})
+            check_gemm_case({type, outs < 8200 ? 1500 : 200, outs, 30, true, true, true, false, false, false, true});
+        check_gemm_case({type, 11008, 64, 12, true, false, false, true, false, false, true});
         check_activated(type, type, TE_RELU, 22016, 264, 16, 1e6);
         check_activated(type, TE_Q8_0, TE_SILU, 1000, 520, 24, 1);
         check_activated(TE_Q8_0, type, TE_SILU, 1000, 544, 64, 1);

@@ -160,7 +160,7 @@ static void bench_products(int type) {
                   {"down by neurons 14336 x 4096", FF, D, true}};
     for (auto &s : shapes) {
         te_mat w = mat(type, s.rows, s.cols);
-        for (int n_tok : {16, 64, 128, 512, 2048}) {
+        for (int n_tok : {16, 32, 64, 128, 512, 2048}) {
             snprintf(name, sizeof name, "gemm %s %s, %d tokens, %s", te_type_get(type)->name, s.what, n_tok, by);
             if (!wanted(name)) continue;
             te_cuda_half from = middle;
@@ -168,8 +168,8 @@ static void bench_products(int type) {
             te_cuda_gemm op = gemm_op(from, n_tok, s.transposed);
             put(&op, w, gate, (size_t)(s.transposed ? s.cols : s.rows), false);
             flops(name, time_us([&] { OK(api->gemm(dev, &op)); }), 2.0 * n_tok * s.rows * s.cols);
-            const te_cuda_half form = api->half_form(dev, type, n_tok, s.cols);
-            if (s.transposed || !form.tiles) continue;
+            const te_cuda_half form = api->half_form(dev, type, n_tok, s.transposed ? s.rows : s.cols);
+            if (!form.tiles || (s.transposed && (type != TE_F16 || !form.matrices))) continue;
             op.x.ld = form.ld;
             op.x.tiles = form.tiles;
             op.x.words = form.words;

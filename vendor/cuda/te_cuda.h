@@ -204,8 +204,8 @@ typedef struct te_cuda_scores {
 /* Products as te_linear_args's, all with w's rows, or all transposed: y_t = sum over rows j of x_tj * row j of w. Then x
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
  * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least.
- * Of input with tiles (half_form() for the type of each w) weights are read as they are: no scratch, no marks, not
- * transposed. */
+ * Of input with tiles (half_form() for the type of each w) weights are read as they are: no scratch, no marks; transposed
+ * only those of F16, of input in matrices. */
 typedef struct te_cuda_gemm {
     te_cuda_half x;
     int32_t n_tok, transposed;

@@ -21,6 +21,7 @@ static encode_map map_encoder() { // NULL: an older driver
     return f;
 }
 
+// The matrix, of which a copy takes so many rows.
 static te_status map_rows(te_cuda *d, const te_mat *w, int rows, ring_map *out) {
     const uint64_t size[2] = {(uint64_t)w->cols, (uint64_t)w->n_rows}, stride[1] = {w->stride};
     const uint32_t box[2] = {RING_TILE, (uint32_t)rows}, step[2] = {1, 1};
@@ -31,8 +32,10 @@ static te_status map_rows(te_cuda *d, const te_mat *w, int rows, ring_map *out) 
                              (int)w->cols, e));
 }
 
-static void (*const kernels[])(ring_args) = {ring_kernel<2>, ring_kernel<3>, ring_kernel<4>, ring_kernel<5>,
-                                             ring_kernel<6>, ring_kernel<7>, ring_kernel<8>};
+#define RING_KERNELS(transposed)                                                                                       \
+    {ring_kernel<2, transposed>, ring_kernel<3, transposed>, ring_kernel<4, transposed>, ring_kernel<5, transposed>,   \
+     ring_kernel<6, transposed>, ring_kernel<7, transposed>, ring_kernel<8, transposed>}
+static void (*const kernels[2][7])(ring_args) = {RING_KERNELS(false), RING_KERNELS(true)};
 
 struct ring_cut {
     int rows, splits, stages;
@@ -61,6 +64,12 @@ int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #endif
 }
 
+static int stages_of(const te_cuda *d, int tiles, ring_cut c) {
+    c.stages = RING_STAGES;
+    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_room(d)) c.stages--;
+    return c.stages;
+}
+
 // A block for each multiprocessor, or two that split its columns: where there are few rows, or, of long rows, some.
 static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
     ring_cut c = {};
@@ -68,27 +77,49 @@ static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
     c.splits = (n_rows <= 8 * sm && stages > 1) || (n_rows <= 40 * sm && stages > 48) ? 2 : 1;
     const int64_t slots = sm / c.splits, turns = divide_up(n_rows, slots * RING_ROWS);
     c.rows = divide_up(divide_up(n_rows, slots * turns), 16) * 16;
-    c.stages = RING_STAGES;
-    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_room(d)) c.stages--;
+    c.stages = stages_of(d, tiles, c);
+    return c;
+}
+
+// Of a transposed product a block has whole groups of 64 rows: as many, and in as many parts, as make the busiest
+// multiprocessor read least. Clusters of three or four leave some without work.
+static ring_cut transposed_cut(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
+    ring_cut c = {};
+    const int stages = divide_up(cols, RING_COLS), n = divide_up(n_rows, 64);
+    int least = 0;
+    for (int splits = 1; splits <= 4 && splits <= stages; splits++)
+        for (int groups = 1; groups <= RING_GROUPS; groups++) {
+            const int fit = d->info.n_sm * (splits > 2 ? 15 : 16) / 16 / splits,
+                      turns = divide_up(divide_up(n, groups), fit),
+                      cost = turns * (groups * divide_up(stages, splits) + 1); // the stage: its start
+            if (least && cost >= least) continue;
+            least = cost;
+            c.rows = 64 * groups;
+            c.splits = splits;
+        }
+    c.stages = stages_of(d, tiles, c);
     return c;
 }
 
 te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
     const te_mat *first = &op->product[0].w;
-    if (op->transposed || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > TE_CUDA_WIDE_TOK ||
-        x.tiles != divide_up(op->n_tok, 8) || x.ld % 256 || !ring_tiles_for(d, first->type, op->n_tok))
+    const bool across = op->transposed != 0;
+    if (op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > TE_CUDA_WIDE_TOK || x.tiles != divide_up(op->n_tok, 8) ||
+        x.ld % 256 || !ring_tiles_for(d, first->type, op->n_tok))
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
+    if (across && op->act) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: an activation of transposed products"));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
     ring_args args = {};
     group_args &a = args.of;
     int64_t n_rows = 0;
-    for (int i = 0; i < op->n_products; i++) n_rows += op->product[i].w.n_rows;
-    const ring_cut c = cut_of(d, n_rows, first->cols, x.tiles);
+    for (int i = 0; i < op->n_products; i++) n_rows += across ? op->product[i].w.cols : op->product[i].w.n_rows;
+    const int depth = across ? first->n_rows : first->cols;
+    const ring_cut c = across ? transposed_cut(d, n_rows, depth, x.tiles) : cut_of(d, n_rows, depth, x.tiles);
     a.x = (const uint4 *)x.v;
     a.scale = x.scale;
     a.n_tok = op->n_tok;
-    a.cols = first->cols;
+    a.cols = depth;
     a.splits = c.splits;
     a.stages = c.stages;
     args.rows = c.rows;
@@ -97,7 +128,8 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
         if (p->w.type != TE_F16)
             return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not that of weights of type %d", (int)p->w.type));
         if (p->mark) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: marks of a few tokens' products"));
-        TE_CUDA_TRY(map_rows(d, &p->w, c.rows / 2, args.map + i));
+        const int rows = across ? p->w.cols : p->w.n_rows;
+        TE_CUDA_TRY(map_rows(d, &p->w, across ? RING_COLS : c.rows / 2, args.map + i));
         a.product[a.n_products++] = {(const uint8_t *)p->w.w,
                                      p->w.stride,
                                      p->bias,
@@ -105,10 +137,10 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
                                      p->y,
                                      p->ld_add,
                                      p->ldy,
-                                     p->w.n_rows,
+                                     rows,
                                      a.groups,
                                      p->relu != 0};
-        a.groups += divide_up(p->w.n_rows, c.rows) * (c.rows / 16);
+        a.groups += divide_up(rows, c.rows) * (c.rows / 16);
     }
     if (op->act) {
         a.activates = true;
@@ -116,7 +148,7 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
         a.counter = op->counter;
         a.groups = divide_up(op->act->n, 8);
     }
-    return launch_clusters(d, "gemm", kernels[x.tiles - 2],
+    return launch_clusters(d, "gemm", kernels[across][x.tiles - 2],
                            dim3((unsigned)(divide_up(a.groups, c.rows / 16) * c.splits)), (unsigned)c.splits,
                            128 * divide_up(c.rows, 64) + 32, ring_smem(x.tiles, c), args);
 }

@@ -6,6 +6,9 @@
 // first stages rows come before the kernel in front has ended. Groups multiply a stage when it is there, and give it free.
 // Blocks of a cluster have the same rows and a part of the columns each (`splits`), as in wide_groups.cuh, whose ends these
 // kernels share; of a feed-forward's gate and up a block has as many rows each.
+//
+// Of a transposed product (down, stored by neuron) rows and columns change places: a tile has 64 results of each neuron of
+// a stage, 128 bytes, and wgmma takes it as it lies. Below, "rows" are a product's results, "columns" what is added up.
 #ifndef TE_CUDA_WIDE_RING_CUH
 #define TE_CUDA_WIDE_RING_CUH
 
@@ -33,7 +36,7 @@ struct ring_args {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Kept in L2 for other blocks, or not at all.
 constexpr uint64_t RING_KEPT = 0x14F0000000000000, RING_READ_ONCE = 0x12F0000000000000;
-// A part of a tile, RING_TILE columns from c on of some rows from r on. Behind the matrix are zeros.
+// A part of a tile, 64 values from the c-th on of some of the matrix's rows from r on. Behind the matrix are zeros.
 __device__ __forceinline__ void ring_copy_rows(uint32_t to, const ring_map *m, int c, int r, uint64_t *b) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
@@ -46,29 +49,30 @@ __device__ __forceinline__ void ring_copy_tokens(uint32_t to, const void *from, 
                  "l"(from), "r"(n_bytes), "r"(shared_address(b)), "l"(RING_KEPT)
                  : "memory");
 }
-// d += A * B of 64 rows and 16 columns; operands a and b: the descriptors.
-#define RING_WGMMA(tiles, tokens, a, b)                                                                                \
+// d += A * B of 64 rows and 16 columns; operands a, b and c: the descriptors, and whether A is transposed.
+#define RING_WGMMA(tiles, tokens, a, b, c)                                                                             \
+    template <bool TRANSPOSED>                                                                                         \
     __device__ __forceinline__ void ring_wgmma(float (&d)[tiles][4], uint64_t rows, uint64_t x) {                      \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32.f16.f16 {" WIDE_SUMS_##tiles                 \
-                     "}, %" #a ", %" #b ", 1, 1, 1, 0, 0;"                                                             \
+                     "}, %" #a ", %" #b ", 1, 1, 1, %" #c ", 0;"                                                       \
                      : WIDE_TILES_##tiles                                                                              \
-                     : "l"(rows), "l"(x));                                                                             \
+                     : "l"(rows), "l"(x), "n"((int)TRANSPOSED));                                                       \
     }
-RING_WGMMA(2, 16, 8, 9)
-RING_WGMMA(3, 24, 12, 13)
-RING_WGMMA(4, 32, 16, 17)
-RING_WGMMA(5, 40, 20, 21)
-RING_WGMMA(6, 48, 24, 25)
-RING_WGMMA(7, 56, 28, 29)
-RING_WGMMA(8, 64, 32, 33)
-// How wgmma finds rows: of 128 bytes each, whose sixteenths change places with each of eight rows.
+RING_WGMMA(2, 16, 8, 9, 10)
+RING_WGMMA(3, 24, 12, 13, 14)
+RING_WGMMA(4, 32, 16, 17, 18)
+RING_WGMMA(5, 40, 20, 21, 22)
+RING_WGMMA(6, 48, 24, 25, 26)
+RING_WGMMA(7, 56, 28, 29, 30)
+RING_WGMMA(8, 64, 32, 33, 34)
+// How wgmma finds a tile's lines: of 128 bytes each, whose eighths change places with each of eight lines.
 __device__ __forceinline__ uint64_t ring_descriptor(uint32_t address) {
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 #endif
 
 // TILES: of eight tokens.
-template <int TILES>
+template <int TILES, bool TRANSPOSED>
 __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_constant__ ring_args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const group_args &a = args.of;
@@ -84,7 +88,8 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     const int all = (a.cols + RING_COLS - 1) / RING_COLS, s0 = all * split / a.splits,
               n = all * (split + 1) / a.splits - s0;
     const int tile_bytes = rows * 2 * RING_TILE, w_bytes = RING_TILES * tile_bytes;
-    constexpr int X_BYTES = TILES * RING_X;
+    // A group's first tile, and from 16 columns to the next of a transposed one.
+    constexpr int X_BYTES = TILES * RING_X, GROUP_BYTES = 128 * (TRANSPOSED ? RING_COLS : 64), NEXT_BYTES = 16 * 128;
     const uint32_t w = shared_address(ring), x = w + (uint32_t)(a.stages * w_bytes);
     if (threadIdx.x == 0) {
         for (int s = 0; s < a.stages; s++) {
@@ -104,7 +109,10 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     if (!multiplies && lane == 0) {
         auto copy_rows = [&](int s) {
             bar_expect(full + slot, w_bytes + X_BYTES);
-            for (int i = 0; i < RING_TILES; i++) { // gate and up, or the first and the second half
+            for (int i = 0; TRANSPOSED && i < groups; i++)
+                ring_copy_rows(w + (uint32_t)(slot * w_bytes + i * GROUP_BYTES), args.map + which, r0 + 64 * i,
+                               (s0 + s) * RING_COLS, full + slot);
+            for (int i = 0; !TRANSPOSED && i < RING_TILES; i++) { // gate and up, or the first and the second half
                 const uint32_t to = w + (uint32_t)(slot * w_bytes + i * tile_bytes);
                 const int c = (s0 + s) * RING_COLS + i * RING_TILE, r = a.activates ? 8 * g0 : r0;
                 ring_copy_rows(to, args.map + (a.activates ? 1 : which), c, r, full + slot);
@@ -136,13 +144,14 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
 #pragma unroll 1
         for (int s = 0; s < n; s++) {
             bar_wait(full + slot, parity);
-            const uint64_t wd = ring_descriptor(w + (uint32_t)(slot * w_bytes + group * 64 * 2 * RING_TILE)),
+            const uint64_t wd = ring_descriptor(w + (uint32_t)(slot * w_bytes + group * GROUP_BYTES)),
                            xd = wide_descriptor(x + (uint32_t)(slot * X_BYTES));
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int k = 0; k < RING_COLS / 16; k++)
-                ring_wgmma(sum, wd + (uint64_t)((k / 4 * tile_bytes + k % 4 * 32) >> 4),
-                           xd + (uint64_t)((k / 2 * TILES * 512 + k % 2 * 256) >> 4));
+                ring_wgmma<TRANSPOSED>(
+                    sum, wd + (uint64_t)((TRANSPOSED ? k * NEXT_BYTES : k / 4 * tile_bytes + k % 4 * 32) >> 4),
+                    xd + (uint64_t)((k / 2 * TILES * 512 + k % 2 * 256) >> 4));
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             group_settle<1>(); // the stage before is not read any more
             if (s && lane == 0) bar_arrive(empty + last);
