@@ -189,7 +189,7 @@ static void check_ffn() {
     int turn = 0;
     for (int type : all_types)
         for (int skip = 0; skip < 2; skip++) // more columns than fill_one takes
-            check_ffn_case(type, some_cols(type, 4), 301, 1, TE_RELU, true, skip, EVERY);
+            for (int cols : {some_cols(type, 4), 5120}) check_ffn_case(type, cols, 301, 1, TE_RELU, true, skip, EVERY);
     for (int type : all_types)
         for (int gated = 0; gated < 2; gated++)
             for (int skip = 0; skip < 2; skip++)

@@ -197,7 +197,7 @@ static void check_linear() {
             for (int n_tok : {1, 3, 8})
                 check_linear_case(type, some_cols(type, i), n_tok, (te_norm_kind)((i + n_tok) % 3));
         for (te_norm_kind kind : {TE_NO_NORM, TE_RMS_NORM}) // more columns than one_input takes
-            check_linear_case(type, some_cols(type, 4), 1, kind);
+            for (int cols : {some_cols(type, 4), 5120}) check_linear_case(type, cols, 1, kind);
         for (int n_tok : {1, 2, 8}) check_list_and_marks(type, n_tok);
         for (int n_tok : {1, 2, 8}) check_many_rows(type, n_tok);
     }

@@ -471,14 +471,15 @@ te_status attention(te_cuda *d, const te_attention_args *op) {
         a.beside = {op->beside->x, p->bias, (const uint8_t *)p->w.w, p->y, p->w.stride, p->w.n_rows, p->w.cols, across};
         behind = divide_up(divide_up(p->w.n_rows, ATT_WARPS), a.long_splits);
     }
-    static void (*const kernels[3][5])(attention_args) = {
+    static void (*const kernels[3][6])(attention_args) = {
         {attention_kernel<1, 0>, attention_kernel<1, 64>, attention_kernel<1, 128>, attention_kernel<1, 64, true>,
-         attention_kernel<1, 128, true>},
+         attention_kernel<1, 128, true>, attention_kernel<1, 256>},
         {attention_kernel<4, 0>, attention_kernel<4, 64>, attention_kernel<4, 128>, attention_kernel<4, 64, true>,
-         attention_kernel<4, 128, true>},
+         attention_kernel<4, 128, true>, attention_kernel<4, 256>},
         {attention_kernel<8, 0>, attention_kernel<8, 64>, attention_kernel<8, 128>, attention_kernel<8, 64, true>,
-         attention_kernel<8, 128, true>}};
-    const int own = has_short_rows(op) ? op->n_embd_head / 64 + (a.long_from != INT_MAX ? 2 : 0) : 0;
+         attention_kernel<8, 128, true>, attention_kernel<8, 0>}}; // eight heads of 256 are more than registers hold
+    const bool wide_rows = op->type_k == TE_F16 && op->type_v == TE_F16 && op->n_embd_head == 256;
+    const int own = has_short_rows(op) ? op->n_embd_head / 64 + (a.long_from != INT_MAX ? 2 : 0) : wide_rows ? 5 : 0;
     const size_t smem = smem_of(a, variant == 0 ? 1 : 4 * variant);
     return launch(d, "attention", kernels[variant][own],
                   dim3((unsigned)(across + behind), (unsigned)a.long_splits, (unsigned)op->n_tok), ATT_THREADS, smem,

@@ -3,6 +3,7 @@
 
 #include "../core/te_layout.h"
 #include "launch.h"
+#include "lean.h"
 #include "rows.cuh"
 
 namespace te {
@@ -62,6 +63,8 @@ te_status check_input(te_cuda *d, const char *op, const float *x, size_t ldx, in
 // rows_per: rows of a block for each of the n entries. Sets the tile, the parts and the grid, and launches.
 static te_status run(te_cuda *d, const char *name, rows_args *a, int type, int rows_per) {
     const rows_kernels *k = rows_kernels_of(type);
+    te_status started;
+    if (run_lean(d, name, type, rows_per, a, &started)) return started;
     const bool several = a->n_tok > 1, batch = several && k->batch.column_bytes;
     const int tokens = several ? BATCH_TOKENS : 1, task = 32 * k->steps * k->lane_weights,
               blocks_per_sm = several ? 1 : 2;

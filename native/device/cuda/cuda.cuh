@@ -76,6 +76,7 @@ struct Cuda {
     te_cuda_half half;               /* which it is */
     bool attended;                   /* attention made it of its result */
     te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
+    te_linear_args last_rows;        /* the same of a few tokens, which goes to `partial` */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs, oldest_graph;
@@ -185,6 +186,8 @@ void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part
 pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
 uint32_t fetched(pi_device *dev, pi_status *st);
 
+/* operations.cu: c->last_rows, if there is one. */
+void run_last_rows(Cuda *c);
 /* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
 void run_last(Cuda *c);
 bool settle_last(Cuda *c, const te_merge_args *a);

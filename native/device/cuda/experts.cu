@@ -45,6 +45,7 @@ void decode_experts(Cuda *c, const te_experts_args *a) {
 void op_experts(pi_device *dev, const te_experts_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
+    run_last_rows(c);
     /* Kernels of experts add to a sum, and no more. */
     const te_merge_args *m = a->merge;
     te_experts_args op = *a;

@@ -46,6 +46,14 @@ __device__ float block_sum(float v, float *part) {
 __device__ float2 norm_of(const float *x, int cols, const te_norm &norm, float *part) {
     if (norm.kind == TE_NO_NORM) return make_float2(0, 1);
     float mean = 0, sum = 0, squares = 0;
+    if (norm.kind == TE_RMS_NORM && cols % 4 == 0 && (uintptr_t)x % 16 == 0) {
+#pragma unroll 4
+        for (int c = 4 * (int)threadIdx.x; c < cols; c += 4 * blockDim.x) {
+            const float4 v = __ldcg((const float4 *)(x + c));
+            squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+        }
+        return make_float2(0, 1.0f / sqrtf(block_sum(squares, part) / (float)cols + norm.eps));
+    }
     if (norm.kind == TE_LAYER_NORM) {
         for (int c = threadIdx.x; c < cols; c += blockDim.x) sum += x[c];
         mean = block_sum(sum, part) / (float)cols;
@@ -76,14 +84,17 @@ __global__ void norm_kernel(const float *x, size_t ldx, int cols, te_side side) 
 
 __global__ void add_norm_kernel(const te_merge_args a) {
     __shared__ float part[32];
-    dep_go();
-    dep_wait();
     const size_t t = blockIdx.y;
     const float *x = a.normed + t * a.cols;
-    const float2 of = norm_of(x, a.cols, a.norm, part);
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= a.cols) return;
-    const float y = (a.add ? a.add[t * a.ld_add + c] : 0) + normed(x[c], a.norm, of, c);
+    const bool inside = c < a.cols;
+    if (inside) te::prefetch_l2(a.norm.w + c);
+    dep_go();
+    dep_wait();
+    const float own = inside ? __ldcg(x + c) : 0, add = inside && a.add ? __ldcg(a.add + t * a.ld_add + c) : 0;
+    const float2 of = norm_of(x, a.cols, a.norm, part);
+    if (!inside) return;
+    const float y = add + normed(own, a.norm, of, c);
     a.y[t * a.ldy + c] = a.scale != 0 ? y * a.scale : y;
 }
 

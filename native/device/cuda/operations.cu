@@ -24,6 +24,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
     c->half_x = nullptr;
     c->attended = false;
     c->last = {};
+    c->last_rows = {};
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, ticket, tickets));
     if (ready(c)) note(c, c->te->load_after(c->d)); /* among the inputs are lists of what is loaded */
 }
@@ -250,14 +251,37 @@ void decode_ffn(Cuda *c, const te_ffn_args *a) {
     out.product[0].y = op.partial;
     out.product[0].ldy = (size_t)n_embd;
     out.prepared = prepare(c, out.x, out.ldx, out.n_tok, n, {}, a->down_out.type);
-    if (ready(c)) note(c, c->te->linear(c->d, &out));
+    c->last_rows = out;
+    if (before || adapted || a->staged) run_last_rows(c);
+}
+
+/* The product gives what merge would make of it, or would norm: true if nothing else is left to add. */
+bool settle_rows(Cuda *c, const te_merge_args *a) {
+    te_product *p = &c->last_rows.product[0];
+    const bool whole = c->last_rows.n_products && a->partial && c->sum.y == a->partial && !a->words;
+    if (whole) {
+        const bool normed = a->norm.kind != TE_NO_NORM;
+        p->y = normed ? a->normed : a->y;
+        p->ldy = normed ? (size_t)a->cols : a->ldy;
+        p->bias = a->bias;
+        p->add = normed ? nullptr : a->add;
+        p->ld_add = a->ld_add;
+    }
+    run_last_rows(c);
+    return whole;
 }
 
 } // namespace
 
+void run_last_rows(Cuda *c) {
+    if (c->last_rows.n_products && ready(c)) note(c, c->te->linear(c->d, &c->last_rows));
+    c->last_rows = {};
+}
+
 void op_ffn(pi_device *dev, const te_ffn_args *a) {
     Cuda *c = of(dev);
     if (idle(c)) return;
+    run_last_rows(c);
     if (a->n_tok > TE_CUDA_MAX_TOK) return prefill_ffn(c, a);
     /* Kernels read weights before their predecessor has ended, unless loads wrote them. */
     if (a->staged && ready(c)) {
@@ -274,6 +298,8 @@ void op_ffn(pi_device *dev, const te_ffn_args *a) {
 void op_merge(pi_device *dev, const te_merge_args *a) {
     Cuda *c = of(dev);
     if (settle_last(c, a)) return;
+    const bool normed = a->norm.kind != TE_NO_NORM;
+    bool whole = settle_rows(c, a);
     if (!ready(c)) return;
     te_merge_args op = *a;
     if (a->partial && c->sum.y == a->partial) {
@@ -282,13 +308,13 @@ void op_merge(pi_device *dev, const te_merge_args *a) {
     }
     op.cancelled = dev->cancelled;
     op.limit_ns = dev->wait_ns ? (uint64_t)dev->wait_ns : usual_wait_ns;
-    const bool normed = a->norm.kind != TE_NO_NORM;
     if (normed) {
         op.add = nullptr;
         op.y = a->normed;
         op.ldy = (size_t)a->cols;
     }
-    note(c, c->te->merge(c->d, &op));
+    whole = whole || (normed && op.n_parts == 1 && op.partial == a->normed && !a->bias && !a->words);
+    if (!whole) note(c, c->te->merge(c->d, &op));
     if (normed) note(c, add_norm(c->d, a));
     c->sum = {};
 }
@@ -312,6 +338,7 @@ void op_load(pi_device *dev, const pi_device_load *a) {
 
 void op_stamp(pi_device *dev, uint64_t *at) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (ready(c)) note(c, stamp(c->d, at));
 }
 
