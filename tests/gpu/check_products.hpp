@@ -269,7 +269,8 @@ static void check_gemm_of_few(int type) {
         check_activated(type, TE_Q8_0, TE_SILU, 1000, 520, 24, 1);
         check_activated(TE_Q8_0, type, TE_SILU, 1000, 544, 64, 1);
     }
-    if (type == TE_F16 || type == TE_Q4_0 || type == TE_Q6_K) { // many rows and columns, and each number of tiles
+    // Many rows and columns, and each number of tiles.
+    if (type == TE_F16 || type == TE_Q4_0 || type == TE_Q6_K || is_by_groups(type, 64)) {
         check_gemm_case({type, 6000, 1024, 32, false, true, false, false, false, false, true});
         check_gemm_case({type, 9000, 1024, 28, false, true, false, false, false, false, true});
         check_gemm_case({type, 13000, 1024, 41, false, true, false, false, false, false, true});

@@ -11,9 +11,9 @@ static bool is_by_groups(int type, int n_tok) {
 #ifdef TE_CUDA_WGMMA
     te_cuda_info info;
     OK(api->info(dev, &info));
-    const bool has = type == TE_F16 || type == TE_Q4_0 || type == TE_Q8_0 || type == TE_Q4_K || type == TE_Q6_K;
-    const int fewest = type == TE_F16 || type == TE_Q4_0 ? TE_CUDA_MAX_TOK + 1 : 17;
-    return info.major == 9 && has && n_tok >= fewest && n_tok <= TE_CUDA_WIDE_TOK;
+    bool has = false;
+    for (int with : {TE_F16, TE_Q4_0, TE_Q8_0, TE_Q4_K, TE_Q5_K, TE_Q6_K}) has = has || type == with;
+    return info.major == 9 && has && n_tok > TE_CUDA_MAX_TOK && n_tok <= TE_CUDA_WIDE_TOK;
 #else
     (void)type;
     (void)n_tok;

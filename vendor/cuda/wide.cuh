@@ -79,6 +79,11 @@ __device__ __forceinline__ uint2 wide_bytes(uint32_t w, __half2 d, __half2 low) 
     }
     return make_uint2(v[0], v[1]);
 }
+__device__ __forceinline__ __half2 as_half2(uint32_t v) { return *reinterpret_cast<const __half2 *>(&v); }
+// The lower two bytes less `offset`; exact.
+__device__ __forceinline__ __half2 two_bytes(uint32_t w, float offset) {
+    return as_half2(pair_of_bytes<true>(w, offset));
+}
 __device__ __forceinline__ uint4 both(uint2 a, uint2 b) { return make_uint4(a.x, a.y, b.x, b.y); }
 __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -180,9 +185,12 @@ template <bool FIVE> struct wide<codec_k45<FIVE>> {
         __half2 d[2], low[2];
     };
     static __device__ __forceinline__ scales scale_of(const row &r, int q) {
-        const k_scales c = k_unpack(r.head, q);
-        return {{__float2half2_rn(c.scale[0]), __float2half2_rn(c.scale[1])},
-                {__float2half2_rn(-c.low[0]), __float2half2_rn(-c.low[1])}};
+        // Whole numbers of six bits times halves: rounded once, as their products in floats would be.
+        const int two = q % 2 * 16;
+        const __half2 d = as_half2(r.head.x),
+                      s = __hmul2(two_bytes(k_scale_bytes(r.head, q) >> two, 0), __low2half2(d)),
+                      m = __hneg2(__hmul2(two_bytes(k_low_bytes(r.head, q) >> two, 0), __high2half2(d)));
+        return {{__low2half2(s), __high2half2(s)}, {__low2half2(m), __high2half2(m)}};
     }
     static __device__ __forceinline__ void load(row &r, const uint8_t *p, int k, int q, int n) {
         r = row();
@@ -216,11 +224,14 @@ template <> struct wide<codec_q6_k> {
         uint16_t d;
     };
     struct scales {
-        float d;
-        uint2 s;
+        __half2 d[2]; // of units 0 and 1, 2 and 3
     };
-    static __device__ __forceinline__ scales scale_of(const row &r, int q) {
-        return {half_bits(r.d), make_uint2(r.scales.x >> q / 2 * 8, r.scales.y >> q / 2 * 8)};
+    static __device__ __forceinline__ scales scale_of(const row &r, int q) { // rounded once, as in floats
+        const __half2 d = __half2half2(__ushort_as_half(r.d));
+        auto two = [&](uint32_t w) { // bytes q / 2 and q / 2 + 2, which have signs
+            return __hmul2(two_bytes(__byte_perm(w ^ 0x80808080, 0, q / 2 ? 0x31 : 0x20), 128), d);
+        };
+        return {{two(r.scales.x), two(r.scales.y)}};
     }
     static __device__ __forceinline__ void load(row &r, const uint8_t *p, int k, int q, int n) {
         r = row();
@@ -235,8 +246,7 @@ template <> struct wide<codec_q6_k> {
     }
     static __device__ __forceinline__ uint4 halves(const row &r, const scales &s, int i) {
         const uint2 v = i % 2 ? r.b : r.a;
-        const uint32_t sc = i / 2 ? s.s.y : s.s.x;
-        const __half2 d = __float2half2_rn(s.d * (i % 2 ? s8_float<2>(sc) : s8_float<0>(sc)));
+        const __half2 d = i % 2 ? __high2half2(s.d[i / 2]) : __low2half2(s.d[i / 2]);
         auto six = [&](uint32_t q, uint32_t high) {
             return (i / 2 ? q >> 4 & LOW : q & LOW) | (high >> 2 * i & 0x03030303) << 4;
         };

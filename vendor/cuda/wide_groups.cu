@@ -15,13 +15,10 @@ static int kernel_for(int n_tok) {
     return i;
 }
 
-// Of up to 16 tokens other formats than Q4_0 are faster by the blocks of wide.cuh, of which several share a multiprocessor.
-static int fewest_tokens(int type) { return type == TE_Q4_0 ? TE_CUDA_MAX_TOK + 1 : 17; }
-
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
-    const bool has = d->info.major == 9 && kernels_of_groups(type) && n_tok >= fewest_tokens(type) &&
-                     n_tok <= TE_CUDA_WIDE_TOK && group_smem(8, GROUP_WARPS, 1, GROUP_LEAST_STAGES) <= d->smem_block;
+    const bool has = d->info.major == 9 && kernels_of_groups(type) && n_tok > TE_CUDA_MAX_TOK &&
+                     n_tok <= TE_CUDA_WIDE_TOK && d->smem_block >= GROUP_ROOM + 1024;
     return has ? group_tiles[kernel_for(n_tok)] : 0;
 #else
     (void)d;
@@ -36,17 +33,18 @@ struct group_cut {
 };
 
 // A block, or two that split its columns, for each multiprocessor, or as many for each where it cannot have so many groups.
-static group_cut cut_of(const te_cuda *d, int groups, int chunks, int tiles) {
-    const int pairs = d->info.n_sm / 2;
+static group_cut cut_of(const te_cuda *d, int groups, int cols, int tiles, int slot) {
+    const int pairs = d->info.n_sm / 2, n = divide_up(cols, GROUP_COLS);
     group_cut c = {};
-    c.splits = chunks > 1 && groups <= pairs * GROUP_WARPS ? 2 : 1;
+    c.splits = n > 1 && groups <= pairs * GROUP_WARPS ? 2 : 1;
     const int wanted = c.splits == 2 ? pairs : d->info.n_sm * divide_up(groups, (int64_t)d->info.n_sm * GROUP_WARPS);
     c.blocks = wanted < groups ? wanted : groups;
     c.across = divide_up(divide_up(groups, c.blocks), 4) * 4;
-    c.deep = c.across <= GROUP_WARPS / 2 ? 2 : 1;
-    c.stages = GROUP_STAGES;
-    while (c.stages > GROUP_LEAST_STAGES && group_smem(tiles, c.across, c.deep, c.stages) > d->smem_block) c.stages--;
-    if (group_smem(tiles, c.across, c.deep, c.stages) > d->smem_block) c.deep = 1;
+    c.deep = GROUP_WARPS / c.across < GROUP_DEEP ? GROUP_WARPS / c.across : GROUP_DEEP;
+    // As many stages as there are, or find room, and as many for each of `deep`.
+    const int all = divide_up(divide_up(n, c.splits), c.deep) * c.deep;
+    c.stages = all < GROUP_STAGES ? all : GROUP_STAGES;
+    while (c.stages > c.deep && group_smem(tiles, slot, c.across, c.deep, c.stages) > GROUP_ROOM) c.stages -= c.deep;
     return c;
 }
 
@@ -102,14 +100,14 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
             a.counter = op->counter;
             a.groups = divide_up(op->act->n, 8);
         }
-        const group_cut c = cut_of(d, a.groups, divide_up(w->cols, k->chunk), x.tiles);
+        const group_cut c = cut_of(d, a.groups, w->cols, x.tiles, k->slot);
         a.across = c.across;
         a.deep = c.deep;
         a.splits = c.splits;
         a.stages = c.stages;
-        const int warps = c.across * c.deep + 1;
         TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[at], dim3((unsigned)(c.blocks * c.splits)), (unsigned)c.splits,
-                                    32 * warps, group_smem(x.tiles, c.across, c.deep, c.stages), a));
+                                    32 * c.across * c.deep, group_smem(x.tiles, k->slot, c.across, c.deep, c.stages),
+                                    a));
     }
     return TE_OK;
 }

@@ -91,6 +91,18 @@ static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
     return h.tiles ? half_room(c, HALF_SIDE, a->n_tok, h) : te_cuda_half{};
 }
 
+/* The form that others of the products want than the first, if one kernel can make both. */
+static te_cuda_half second_form(Cuda *c, const te_linear_args *a) {
+    const te_norm &n = a->norm;
+    const bool can = a->cols % 4 == 0 && a->cols <= TE_CUDA_ROW && n.kind == TE_RMS_NORM && !n.b;
+    for (int32_t i = 1; i < a->n_products && can; i++) {
+        const te_cuda_half first = c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols),
+                           form = c->te->half_form(c->d, a->product[i].w.type, a->n_tok, a->cols);
+        if (first.tiles && form.tiles && !same_form(form, first)) return half_room(c, HALF_SIDE, a->n_tok, form);
+    }
+    return {};
+}
+
 /* A few rows of floats, of few tokens: in floats, with the side. */
 static bool is_router(Cuda *c, const te_linear_args *a) {
     const te_product &p = a->product[0];
@@ -138,11 +150,15 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         c->half_x = nullptr;
     }
     if (is_router(c, a)) return route_scores(c, a, side);
+    const te_cuda_half second = side.tiles || attended ? te_cuda_half{} : second_form(c, a);
+    if (second.tiles && c->half.v == c->room[HALF_SIDE]) c->half_x = nullptr;
     bool done[TE_MAX_PRODUCTS] = {};
     for (int32_t i = 0; i < a->n_products; i++) { /* those that want one form of the input at a time */
         if (done[i]) continue;
         te_cuda_gemm op = {};
         op.x = half_room(c, HALF_X, a->n_tok, a->cols, a->product[i].w.type);
+        const bool is_second = i && second.tiles && same_form(op.x, second);
+        if (is_second) op.x = second;
         op.n_tok = a->n_tok;
         for (int32_t k = i; k < a->n_products; k++) {
             const te_cuda_half form = c->te->half_form(c->d, a->product[k].w.type, a->n_tok, a->cols);
@@ -153,8 +169,11 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         (void)gemm_room(c, &op);
         if (!ready(c)) continue;
         const bool both = side.tiles && i == 0;
-        if (!attended || !same_form(c->half, op.x))
-            halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x, both ? side : te_cuda_half{},
+        if (!is_second && (!attended || !same_form(c->half, op.x)))
+            halve(c, a->x, a->ldx, a->n_tok, a->cols, a->norm, op.x,
+                  i      ? te_cuda_half{}
+                  : both ? side
+                         : second,
                   both ? a->side.keep : nullptr);
         note(c, c->te->gemm(c->d, &op));
     }
