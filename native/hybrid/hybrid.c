@@ -287,6 +287,18 @@ uint64_t pi_hybrid_bytes(const pi_hybrid *h) {
     return n_bytes;
 }
 
+bool pi_hybrid_loads_nothing(const pi_hybrid *h) {
+    for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
+        if (h->layer[l].device >= 0 && h->layer[l].n_cold) return false;
+    return true;
+}
+
+bool pi_hybrid_is_resident(const pi_hybrid *h) {
+    for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
+        if (h->layer[l].device < 0) return false;
+    return pi_hybrid_loads_nothing(h);
+}
+
 int32_t pi_hybrid_zero_copy(const pi_hybrid *h) {
     int32_t n = 0;
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) n += h->layer[l].n_cold - h->layer[l].n_cpu;

@@ -167,8 +167,9 @@ typedef struct pi_hybrid {
     bool decode;                   /* cold neurons are the CPU's or read by zero-copy; else their rows are loaded */
     bool masked;                   /* by predictor */
     bool skip;                     /* silent neurons */
-    bool grouped;                  /* tokens of a sequence are next to each other */
+    int32_t grouped;               /* as te_attention_args's */
     bool apart;                    /* no two tokens are of one sequence */
+    uint64_t last_mixed;           /* key of the last program for prompts and decoding (step.c) */
     int32_t n_tok, n_logits;
     int32_t n_unwanted; /* of the last layer, from the first token on */
     int32_t n_runs;     /* of blocks with a state: at least the chunk's */
@@ -197,6 +198,9 @@ pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
 pi_status pi_hybrid_reset_fired(pi_hybrid *h);
 /* The first error of copies of K and V since it was asked last. */
 pi_status pi_hybrid_kv_status(pi_hybrid *h);
+/* Whether devices load nothing for a prompt: of a mixture, they have all of its experts; and whether they have all layers. */
+bool pi_hybrid_loads_nothing(const pi_hybrid *h);
+bool pi_hybrid_is_resident(const pi_hybrid *h);
 /* Neurons of all layers that devices read by zero-copy. */
 int32_t pi_hybrid_zero_copy(const pi_hybrid *h);
 /* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */

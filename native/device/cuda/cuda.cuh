@@ -188,10 +188,11 @@ uint32_t fetched(pi_device *dev, pi_status *st);
 /* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
 void run_last(Cuda *c);
 bool settle_last(Cuda *c, const te_merge_args *a);
-te_cuda_half attention_half(Cuda *c, const te_attention_args *a); /* where it is to write HALF_X, if it does */
+te_cuda_half attention_half(Cuda *c, const te_attention_args *a); /* where it is to write HALF_X, if it does, */
+te_attention_args in_half(const te_attention_args *a, const te_cuda_half &half); /* and told so */
 void prefill_experts(Cuda *c, const te_experts_args *a);
 void prefill_linear(Cuda *c, const te_linear_args *a);
-void prefill_attention(Cuda *c, const te_attention_args *a);
+void prefill_attention(Cuda *c, const te_attention_args *a, const te_cuda_half &half);
 void prefill_ffn(Cuda *c, const te_ffn_args *a);
 
 constexpr double finish_seconds = 90;

@@ -172,9 +172,18 @@ te_cuda_half attention_half(Cuda *c, const te_attention_args *a) {
     return h;
 }
 
-void prefill_attention(Cuda *c, const te_attention_args *a) {
-    c->attended = false;
+te_attention_args in_half(const te_attention_args *a, const te_cuda_half &half) {
     te_attention_args op = *a;
+    op.half = half.v;
+    op.half_scale = half.scale;
+    op.half_tiles = half.tiles;
+    op.half_words = half.words;
+    op.half_matrices = half.matrices;
+    return op;
+}
+
+void prefill_attention(Cuda *c, const te_attention_args *a, const te_cuda_half &half) {
+    te_attention_args op = in_half(a, half);
     op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->prompt_attention_floats(c->d, &op));
     if (ready(c)) note(c, c->te->prompt_attention(c->d, &op));
 }
