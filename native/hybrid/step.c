@@ -438,10 +438,9 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
                 is_mixed &= t < n_front || k < n_front;
                 break;
             }
-        if (in.first[t] < t && in.first[t - 1] != in.first[t]) {
-            is_grouped = false;
-            is_mixed &= t >= n_front;
-        }
+        const bool is_next = in.first[t] == t || in.first[t - 1] == in.first[t];
+        is_grouped &= is_next;
+        is_mixed &= is_next || t >= n_front;
         for (int32_t p = 0; in.first[t] == t && p < s->kv.n_pools; p++) {
             const pi_table *held = &seq->of[p];
             memcpy(in.table + ((ptrdiff_t)p * h->n_tok + t) * h->ld_table + held->first, held->block + held->first,

@@ -592,3 +592,23 @@ def test_prompts_beside_sequences(
         got, want, n = test_hybrid_mixed.both_ways(s, prompts, ends, n_next)
         assert n == sum(prompts.values()) + len(ends) + n_next
         assert beyond_rounding(want, got, m.info.n_layer, int8=kind in (Kind.Q4_0, Kind.Q8_0)) < 1
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_prompts_of_more_tokens_than_products_take_at_once(folder: Path, kind: Kind) -> None:
+    """Their products are computed in parts, which read the weights as they are."""
+    spec = replace(WIDE, name=f"parts-{kind}", n_embd=1024, n_head=16, n_head_kv=16)
+    rng = np.random.default_rng(6)
+    with Model(write(folder, spec, "dense", kind)) as m, Session(m, n_ctx=1024, n_threads=2) as alone:
+        asked = ample(n_ctx=1024, n_batch=512, sparsity="dense")
+        plan = make_plan(m, vram_budget=4, settings=replace(asked, overhead_bytes=1 << 30))
+        with Session(m, plan=plan.native(m), device="cuda", n_ctx=1024, n_threads=2, sparsity="dense") as s:
+            for n in (65, 100, 113, 128, 129, 300):
+                for each in (s, alone):
+                    each.drop()
+                ids = rng.integers(3, 290, n).tolist()
+                wants = [False] * (n - 3) + [True] * 3
+                s.feed(ids, want_logits=wants)
+                alone.feed(ids, want_logits=wants)
+                got, want = ([each.logits(i).copy() for i in range(3)] for each in (s, alone))
+                assert beyond_rounding(want, got, m.info.n_layer, int8=True) < 1, n

@@ -60,7 +60,7 @@ def both_ways(
 
     fed = [(t, q, PROMPT) for q, part in parts.items() for t in part]
     fed += [(t, q, GENERATED) for q, t in following.items()]
-    for _ in range(3):  # the third time it is a recorded program
+    for _ in range(3):  # the second time it is recorded, the third that is run
         begin()
         got = feed(s, [t for t, _, _ in fed], [q for _, q, _ in fed], [kind for _, _, kind in fed])
     n = s.last_step[0].n_tokens

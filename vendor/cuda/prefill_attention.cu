@@ -13,8 +13,8 @@ namespace te {
 namespace {
 
 constexpr int SETTLE_WARPS = 8, MERGE_WARPS = 4, MAX_HEAD = 256, MAX_ROWS = 128;
-constexpr int FEW_TOK = 256, MOST_PARTS = 8, LEAST_TILES = 2,
-              PART_BEGIN = 4; // of positions; tiles of a part; floats before its values
+// Parts of positions: how many there are at most, of how many tokens together, tiles of one, floats before its values.
+constexpr int FEW_TOK = 256, MOST_PARTS = 8, MOST_ROWS = MOST_PARTS * TE_CUDA_WIDE_TOK, LEAST_TILES = 2, PART_BEGIN = 4;
 
 struct prompt_args {
     te_attention_args op;
@@ -441,9 +441,10 @@ int parts_of(const te_cuda *d, const te_attention_args *op) {
     if (!v || op->n_tok > FEW_TOK) return 0;
     const int group = op->n_head / op->n_head_kv, share = group < 8 ? group : 8,
               across = divide_up(op->n_tok, v->rows / share) * op->n_head_kv * divide_up(group, share),
-              fits = 2 * d->info.n_sm / across;
+              fits = 2 * d->info.n_sm / across,
+              most = op->n_tok > TE_CUDA_WIDE_TOK ? MOST_ROWS / op->n_tok : MOST_PARTS;
     if (fits < 2) return op->n_tok <= TE_CUDA_WIDE_TOK ? 1 : 0;
-    return fits < MOST_PARTS ? fits : MOST_PARTS;
+    return fits < most ? fits : most;
 }
 const variant *variant_for(const te_cuda *d, const te_attention_args *op) {
     return parts_of(d, op) ? fitting(d, op->n_embd_head, few_variants) : fitting(d, op->n_embd_head, variants);

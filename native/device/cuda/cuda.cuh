@@ -154,6 +154,8 @@ template <class F> void pieces(int32_t n_tok, F f) {
     for (int32_t t = 0; t < n_tok; t += TE_CUDA_MAX_TOK)
         f(t, n_tok - t < TE_CUDA_MAX_TOK ? n_tok - t : (int32_t)TE_CUDA_MAX_TOK);
 }
+/* Tokens t to t + n - 1 of an operation. */
+te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n);
 void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
 void op_linear(pi_device *dev, const te_linear_args *a);

@@ -80,7 +80,10 @@ te_prepared prepare_with_side(Cuda *c, const te_linear_args *l, int32_t cols, in
     return {op.v, type};
 }
 
-/* Tokens t to t + n - 1 of an operation. */
+bool has_side(const te_linear_args *a) { return a->side.keep || a->side.publish; }
+
+} // namespace
+
 te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n) {
     te_linear_args b = *a;
     const size_t at = (size_t)a->cols * (size_t)t;
@@ -96,7 +99,7 @@ te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n) {
     return b;
 }
 
-bool has_side(const te_linear_args *a) { return a->side.keep || a->side.publish; }
+namespace {
 
 void decode_linear(Cuda *c, te_linear_args op) {
     const int32_t type = op.n_products ? op.product[0].w.type : -1;

@@ -52,6 +52,27 @@ void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     return op->scratch = room(c, GEMM, most);
 }
 
+/* Products of up to TE_CUDA_WIDE_TOK tokens read weights in their format; of more they are converted first, which takes as
+ * long as reading them three times. So up to twice as many are computed in two parts: returns the size of one, or n_tok. */
+int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok) {
+    if (n_tok <= TE_CUDA_WIDE_TOK || n_tok > 2 * TE_CUDA_WIDE_TOK || w->type == TE_F16) return n_tok;
+    if (!c->te->half_form(c->d, w->type, TE_CUDA_WIDE_TOK, w->cols).matrices)
+        return n_tok; /* measured with these alone */
+    return ((n_tok + 1) / 2 + 7) / 8 * 8;
+}
+int32_t part_of(Cuda *c, const te_linear_args *a) {
+    for (int32_t i = 0; i < a->n_products; i++)
+        if (part_of(c, &a->product[i].w, a->n_tok) == a->n_tok) return a->n_tok;
+    return a->n_products ? part_of(c, &a->product[0].w, a->n_tok) : a->n_tok;
+}
+int32_t part_of(Cuda *c, const te_ffn_args *a) {
+    const bool plain = !a->staged && !a->down.w && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
+                       !a->up_adapter.a.w && !a->down_adapter.a.w;
+    for (const te_mat *w : {&a->gate, &a->up, &a->down_out})
+        if (w->w && (!plain || part_of(c, w, a->n_tok) == a->n_tok)) return a->n_tok;
+    return part_of(c, &a->up, a->n_tok);
+}
+
 size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n + 3) / 4 * 4); }
 
 } // namespace
@@ -138,6 +159,14 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         c->half_x = nullptr;
     }
     if (is_router(c, a)) return route_scores(c, a, side);
+    if (const int32_t part = part_of(c, a); part < a->n_tok) {
+        for (int32_t t = 0; t < a->n_tok; t += part) {
+            te_linear_args some = some_tokens(a, t, a->n_tok - t < part ? a->n_tok - t : part);
+            some.side = {};
+            prefill_linear(c, &some);
+        }
+        return;
+    }
     bool done[TE_MAX_PRODUCTS] = {};
     for (int32_t i = 0; i < a->n_products; i++) { /* those that want one form of the input at a time */
         if (done[i]) continue;
@@ -325,6 +354,16 @@ static te_cuda_half make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok
 }
 
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
+    if (const int32_t part = part_of(c, a); part < a->n_tok) {
+        for (int32_t t = 0; t < a->n_tok; t += part) {
+            te_ffn_args some = *a;
+            some.n_tok = a->n_tok - t < part ? a->n_tok - t : part;
+            some.x += a->ldx * (size_t)t;
+            some.y += (size_t)a->up.cols * (size_t)t;
+            prefill_ffn(c, &some);
+        }
+        return;
+    }
     auto form = [&](const te_mat &m) { return c->te->half_form(c->d, m.type, a->n_tok, a->up.cols); };
     const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w,
                unlike = a->gate.w && a->gate.type != a->up.type && !same_form(form(a->gate), form(a->up));
