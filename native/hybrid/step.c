@@ -464,22 +464,16 @@ static bool decodes_many(const pi_hybrid *h) {
            pi_hybrid_loads_nothing(h);
 }
 
-static bool decodes_beside_prompts(const pi_hybrid *h) {
-    return h->grouped && h->grouped < h->n_tok && h->n_tok <= PI_MANY && !h->s->model->latent_rank &&
-           pi_hybrid_loads_nothing(h);
-}
-
 /* Equal keys: equal programs; 0: it is not kept. Those of prompts are not, for there are too many lengths; of those that
- * also decode one is where the last of these was the same. */
+ * also decode some are. */
 static uint64_t program_key(pi_hybrid *h) {
-    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 |
-                         (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 |
-                         (uint64_t)h->skip;
-    if (h->decode || decodes_many(h)) return key;
-    if (!decodes_beside_prompts(h)) return 0;
-    const bool again = key == h->last_mixed;
-    h->last_mixed = key;
-    return again ? key : 0;
+    const bool mixed = h->grouped && h->grouped < h->n_tok;
+    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)mixed << 5 |
+                         (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
+                         (uint64_t)h->masked << 1 | (uint64_t)h->skip;
+    if (!mixed) return h->decode || decodes_many(h) ? key : 0;
+    const bool may = h->n_tok <= PI_MANY && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
+    return may && pi_hybrid_keeps(h, key) ? key : 0;
 }
 
 /* The sentence of the first error stays, but one of waiting gives way to what was waited for. */
