@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 17, PI_FETCHES = 32 };
+enum { PI_DEVICE_VERSION = 18, PI_FETCHES = 32 };
 
 /* Every device begins with this. */
 typedef struct pi_device {

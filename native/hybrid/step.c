@@ -424,7 +424,9 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
                    sizeof *in.cold * (size_t)h->layer[l].n_cold);
     if (h->place)
         memcpy(in.place, h->place, sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
-    h->grouped = h->apart = true;
+    const int32_t n_front = h->n_tok - h->n_logits;
+    bool is_grouped = true, is_mixed = n_front > 0 && h->n_logits > 1;
+    h->apart = true;
     for (int32_t t = 0; t < h->n_tok; t++) {
         const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
         in.pos[t] = s->chunk.pos[t];
@@ -433,9 +435,12 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
             if (s->chunk.seq[k] == s->chunk.seq[t]) {
                 in.first[t] = in.first[k];
                 h->apart = false;
+                is_mixed &= t < n_front || k < n_front;
                 break;
             }
-        if (in.first[t] < t && in.first[t - 1] != in.first[t]) h->grouped = false;
+        const bool is_next = in.first[t] == t || in.first[t - 1] == in.first[t];
+        is_grouped &= is_next;
+        is_mixed &= is_next || t >= n_front;
         for (int32_t p = 0; in.first[t] == t && p < s->kv.n_pools; p++) {
             const pi_table *held = &seq->of[p];
             memcpy(in.table + ((ptrdiff_t)p * h->n_tok + t) * h->ld_table + held->first, held->block + held->first,
@@ -443,6 +448,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         }
         if (!has_angles) pi_step_angles(s, t, h->n_tok, in.cs);
     }
+    h->grouped = is_mixed ? n_front : is_grouped ? h->n_tok : 0;
     if (s->model->state_floats) fill_runs(h, &in);
     for (int32_t i = 0; has_angles && i < s->model->n_ropes; i++) {
         const size_t at = pi_rope_floats(s->model, i), n_rot = (size_t)s->model->rope[i].n_rot;
@@ -451,21 +457,23 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     }
 }
 
-/* Whether each of many tokens is the next of another sequence, and devices load nothing for them: of a mixture, whether they
- * have all of its experts. Recording was not tried on a GPU for latent attention of so many. */
+/* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
+ * on a GPU for latent attention of so many. */
 static bool decodes_many(const pi_hybrid *h) {
-    const pi_model *m = h->s->model;
-    if (!h->apart || h->n_tok > PI_MANY || h->n_logits < h->n_tok || m->latent_rank) return false;
-    for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (h->layer[l].device >= 0 && h->layer[l].n_cold) return false;
-    return true;
+    return h->apart && h->n_tok <= PI_MANY && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
+           pi_hybrid_loads_nothing(h);
 }
 
-/* Equal keys: equal programs. Those of prompts are not kept: there are too many lengths. */
-static uint64_t program_key(const pi_hybrid *h) {
-    if (!h->decode && !decodes_many(h)) return 0;
-    return (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 | (uint64_t)h->grouped << 3 |
-           (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 | (uint64_t)h->skip;
+/* Equal keys: equal programs; 0: it is not kept. Those of prompts are not, for there are too many lengths; of those that
+ * also decode some are. */
+static uint64_t program_key(pi_hybrid *h) {
+    const bool mixed = h->grouped && h->grouped < h->n_tok;
+    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)mixed << 5 |
+                         (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
+                         (uint64_t)h->masked << 1 | (uint64_t)h->skip;
+    if (!mixed) return h->decode || decodes_many(h) ? key : 0;
+    const bool may = h->n_tok <= PI_MANY && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
+    return may && pi_hybrid_keeps(h, key) ? key : 0;
 }
 
 /* The sentence of the first error stays, but one of waiting gives way to what was waited for. */
@@ -484,13 +492,14 @@ static pi_status run(pi_hybrid *h) {
     h->late = 0;
     if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? h->few : h->caller, embed_step, h);
     for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
-    h->n_runs = program_key(h) ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
+    const uint64_t key = program_key(h);
+    h->n_runs = key ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);
     h->began_ns = te_os_now_ns();
     for (int32_t i = 0; i < h->n_devices && st == PI_OK; i++) {
         const pi_device_ops *ops = h->device[i].dev->ops;
         part[i] = (pi_device_part){h, i};
-        const pi_status launched = ops->launch(h->device[i].dev, pi_hybrid_program, &part[i], program_key(h));
+        const pi_status launched = ops->launch(h->device[i].dev, pi_hybrid_program, &part[i], key);
         note(&st, launched, ops->error(), &problem);
     }
     if (st == PI_OK)

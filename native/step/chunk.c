@@ -63,13 +63,30 @@ static bool several_generate(const pi_batch *b, int32_t i) {
            pi_batch_kind(b, i + 1) == PI_TOKEN_GENERATED && pi_batch_seq(b, i) != pi_batch_seq(b, i + 1);
 }
 
+/* How many tokens are a chunk of prompts' tokens and, behind them, those of several that generate; 0: there is none. Of so
+ * few, and where nothing is loaded for prompts, devices' weights are read once for both. */
+static int32_t mixed_length(const pi_session *s, const pi_cut *c, int32_t first, int32_t most) {
+    const pi_batch *b = c->batch;
+    int32_t n = 0, n_front;
+    if (prompts_are_dense(s) || !pi_hybrid_is_resident(s->hybrid)) return 0;
+    while (n < most && !pi_batch_has_logits(b, first + n)) n++;
+    n_front = n;
+    for (; n < most && pi_batch_kind(b, first + n) == PI_TOKEN_GENERATED; n++)
+        for (int32_t i = s->kv.states.floats ? 0 : n_front; i < n; i++) /* states are kept where a prompt ends */
+            if (pi_batch_seq(b, first + i) == pi_batch_seq(b, first + n)) return 0;
+    const bool goes_on = first + n < b->n_tokens && pi_batch_kind(b, first + n) == PI_TOKEN_GENERATED;
+    return n_front && n > n_front && !goes_on && n - n_front <= s->hybrid->max_logits ? n : 0;
+}
+
 /* A device takes a run of tokens whose FFN is alike, of which the last may want logits: first those that do not, then
- * those that do, of these no more than it has room for. Several that generate have a chunk of their own behind prompts: a
- * step of decoding, with its kernels. */
+ * those that do, of these no more than it has room for. Several that generate have a chunk of their own behind many tokens
+ * of prompts: a step of decoding, with its kernels. */
 int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     const pi_batch *b = c->batch;
     const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
     if (!s->hybrid) return cpu_length(s, c->by_row + first, most);
+    const int32_t mixed = mixed_length(s, c, first, most < PI_MANY ? most : PI_MANY);
+    if (mixed) return mixed;
     int32_t n = 1, n_logits = pi_batch_has_logits(b, first);
     for (; n < most && n_logits < s->hybrid->max_logits; n++) {
         const bool wants = pi_batch_has_logits(b, first + n), before = pi_batch_has_logits(b, first + n - 1);

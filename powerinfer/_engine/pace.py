@@ -5,6 +5,9 @@ What a step takes is measured: with nothing to read, and how much more with a pa
 size is short enough, because a device must be brought all weights for a part, or is slower with a few tokens
 of a prompt than with many sequences, those are read that are nearly as fast as the best, and steps without
 any follow, so that others' tokens take twice as long on average.
+
+A GPU that has all of the model computes a part with the tokens of those who generate while both together are
+few (_TOGETHER), and reads weights once for them. A size that would be just beyond that is cut to it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ _FIRST = 128
 _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
 _NEARLY = 0.6
 _MOST_REST = 64
-_TRIES = 256  # parts, after which the sizes beside the one in use are tried again; at first sooner
+_TRIES = 256  # parts, after which the sizes beside the one in use are tried again; those seen once sooner
+_TOGETHER, _TILE = 64, 8  # tokens of a step that weights are read once for; its part is of whole tiles
 
 
 class Pace:
@@ -25,6 +29,7 @@ class Pace:
         self._fixed = fixed
         self._quiet: dict[int, float] = {}  # seconds of a step with nothing to read, by log2 of who generate
         self._more: list[float | None] = [None] * len(SIZES)  # seconds that a part of this size adds
+        self._n_seen = [0] * len(SIZES)
         self._n_parts = 0
         self._allowed = 0.0  # seconds for the part of the step under way
         self._rest = 0  # steps that read nothing
@@ -40,10 +45,14 @@ class Pace:
         if self._rest > 0:
             return 0
         more = [self._expected(i) for i in range(len(SIZES))]
-        fitting = [size for size, seconds in zip(SIZES, more, strict=True) if seconds <= allowed]
+        sizes = [_beside(n_generating, size) for size in SIZES]
+        known = zip(sizes, more, self._more, strict=True)
+        fitting = [(size, seen is None) for size, seconds, seen in known if seconds <= allowed]
+        # Of those that were never tried the smallest: larger ones may take much longer.
+        fitting = fitting[: next((i + 1 for i, (_, is_new) in enumerate(fitting) if is_new), None)]
         if fitting:
-            return fitting[-1]
-        rates = [(size, size / seconds) for size, seconds in zip(SIZES, more, strict=True)]
+            return fitting[-1][0]
+        rates = [(size, size / seconds) for size, seconds in zip(sizes, more, strict=True)]
         best = max(rate for _, rate in rates)
         return next(size for size, rate in rates if rate >= _NEARLY * best)
 
@@ -66,10 +75,11 @@ class Pace:
         more = max(seconds - quiet, 1e-6)
         self._rest = min(round(more / max(self._allowed, quiet)) - 1, _MOST_REST)
         self._more[i] = _mean(self._more[i], more)
+        self._n_seen[i] += 1
         self._n_parts += 1
         if self._n_parts % _TRIES == 0 or self._n_parts in (8, 16, 32, 64, 128):
             for beside in (i - 1, i + 1):
-                if 0 <= beside < len(SIZES):
+                if 0 <= beside < len(SIZES) and (self._n_seen[beside] < 2 or self._n_parts % _TRIES == 0):
                     self._more[beside] = None
 
     def _quiet_of(self, n_generating: int) -> float | None:
@@ -86,6 +96,12 @@ class Pace:
             return below[-1]
         j, more = known[0]
         return more * SIZES[i] / SIZES[j]
+
+
+def _beside(n_generating: int, size: int) -> int:
+    """Tokens of a part of that size, or fewer where these are computed with the others'."""
+    most = (_TOGETHER - n_generating) // _TILE * _TILE
+    return most if size / 2 < most < size else size
 
 
 def _mean(before: float | None, now: float) -> float:

@@ -136,8 +136,30 @@ static void check_attention_case(const heads_case &k) {
     op.ld_out = (size_t)(k.n_head * d + 4);
     op.out = device_of(std::vector<float>((size_t)n_tok * op.ld_out, CANARY));
     op.scratch = device_new<float>(api->prompt_attention_floats(dev, &op));
+    op.grouped = n_tok;
+    // Of few tokens the result once more, in F16.
+    const bool halved = n_tok > TE_CUDA_MAX_TOK && n_tok <= TE_CUDA_WIDE_TOK && k.n_head * d % 256 == 0;
+    is_true(!halved || api->attention_halves(dev, &op), "few tokens, but no result in F16");
+    halves half = {};
+    if (halved) {
+        half = halves_new(n_tok, k.n_head * d, k.norm ? TE_Q4_0 : TE_F16);
+        op.half = half.h.v;
+        op.half_scale = half.h.scale;
+        op.half_tiles = half.h.tiles;
+        op.half_words = half.h.words;
+        op.half_matrices = half.h.matrices;
+    }
     OK(api->prompt_attention(dev, &op));
     const std::vector<float> out = host_of(op.out, (size_t)n_tok * op.ld_out);
+    if (halved) {
+        half.read();
+        for (int t = 0; t < n_tok; t++)
+            for (int c = 0; c < k.n_head * d; c++)
+                near(t * 10000 + c, half.at(t, c), (double)out[(size_t)t * op.ld_out + (size_t)c],
+                     0x1p-11 * fabs(half.at(t, c)) + 0x1p-25);
+        half.free();
+        op.half = nullptr;
+    }
     OK(api->prompt_attention(dev, &op));
     const std::vector<float> again = host_of(op.out, (size_t)n_tok * op.ld_out);
     same_bits(out.data(), again.data(), out.size() * 4, "a repeat gives other bits");
@@ -246,6 +268,37 @@ static void check_attention() {
     check_attention_case({6, 2, 80, TE_F16, TE_F16, norm, 80, false, {0, 64}, {64, 66}});
     check_attention_case({2, 1, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 63}});
     check_attention_case({4, 2, 36, TE_F16, TE_F16, norm, 36, false, {10}, {70}});
+    // Few tokens, of which several blocks share positions.
+    check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0}, {9}});
+    check_attention_case({32, 32, 128, TE_F16, TE_F16, norm, 128, true, {950}, {55}});
+    check_attention_case({4, 4, 128, TE_F16, TE_F16, neox, 64, true, {700}, {63}});
+    check_attention_case({4, 4, 64, TE_F16, TE_F16, none, 0, false, {3, 600, 0, 900}, {10, 9, 13, 20}});
+    check_attention_case({11, 1, 64, TE_F16, TE_F16, neox, 64, false, {963}, {30}});
+    check_attention_case({6, 2, 80, TE_F16, TE_F16, norm, 80, false, {0, 864}, {24, 16}});
+    check_attention_case({2, 1, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {10, 43}});
+    check_attention_case({4, 2, 36, TE_F16, TE_F16, norm, 36, false, {610}, {50}});
+    check_attention_case({8, 2, 128, TE_Q8_0, TE_F32, norm, 128, false, {5, 800}, {33, 20}, 0, true});
+    check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, false, {0, 500}, {10, 40}, 0, false, 0.5f});
+    for (int window : {1, 33, 64, 100, 500}) {
+        check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {100, 900}, {40, 16}, window});
+        check_attention_case({4, 2, 64, TE_F16, TE_F16, none, 0, false, {3, 600}, {20, 30}, window, true});
+        check_attention_case({8,
+                              2,
+                              64,
+                              TE_F16,
+                              TE_F16,
+                              neox,
+                              64,
+                              false,
+                              {70, 900},
+                              {40, 16},
+                              window < 24 ? 24 : window,
+                              false,
+                              0,
+                              false,
+                              true,
+                              true});
+    }
     for (int window : {1, 33, 64, 100, 299, 300, 500}) {
         check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {0}, {300}, window});
         check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, true, {0, 500}, {100, 163}, window});

@@ -89,7 +89,26 @@ def test_what_took_long_once_is_tried_again() -> None:
     assert set(settled(pace, lambda n: 100.0 * n, 10.0)) == {16}
     for _ in range(30):
         parts = settled(pace, resident, 10.0)
-    assert parts.count(64) > 40
+    assert parts.count(56) > 40
+
+
+@pytest.mark.parametrize(
+    ("n_generating", "wanted"), [(1, 56), (8, 56), (9, 48), (20, 40), (31, 32), (33, 24), (48, 16), (60, 16)]
+)
+def test_a_part_beside_others_in_one_program(n_generating: int, wanted: int) -> None:
+    """A step of up to 64 tokens takes 7 ms instead of 4, others much more."""
+    pace = Pace()
+    for _ in range(20):
+        pace.saw(0, n_generating, 4.0)
+    parts = []
+    for _ in range(600):
+        if part := pace.part(1, n_generating):
+            parts.append(part)
+        seconds = 4.0 if not part else 7.0 if part + n_generating <= 64 else 7.5 if part <= 16 else 36.0
+        pace.saw(part, n_generating, seconds)
+    dear = sum(part + n_generating > 64 for part in parts)
+    assert parts.count(wanted) > 540
+    assert dear <= 5 or wanted + n_generating > 64
 
 
 def test_before_anything_is_known() -> None:

@@ -157,7 +157,7 @@ static many_args prepare(const te_cuda *d, const te_attention_args *op, int *var
 
 bool may_be_of_many(const te_cuda *d, const te_attention_args *op) {
     if (op->chunked || op->temp_scale != 0) return false; // windows only, and queries as they are
-    if (!op->apart || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > 65535 || !has_short_rows(op)) return false;
+    if (!op->apart || op->n_tok > 65535 || !has_short_rows(op)) return false;
     int variant;
     const many_args a = prepare(d, op, &variant);
     return (int64_t)op->n_head_kv * a.chunks * op->n_tok >= d->info.n_sm;

@@ -36,6 +36,7 @@ te_status gemm(te_cuda *d, const te_cuda_gemm *op);
 te_status act(te_cuda *d, const te_cuda_act *op);
 size_t prompt_attention_floats(te_cuda *d, const te_attention_args *op);
 te_status prompt_attention(te_cuda *d, const te_attention_args *op);
+bool prompt_attention_halves(te_cuda *d, const te_attention_args *op); // whether it can write its result in F16, too
 te_status load(te_cuda *d, int32_t slot, const te_cuda_pack *op);
 te_status load_ready(te_cuda *d, int32_t slot);
 te_status load_free(te_cuda *d, int32_t slot);

@@ -2,15 +2,19 @@
 //
 // A first kernel norms and rotates heads: K and V go to the pool, q becomes F16 rows in the scratch memory. In the second a
 // block takes some tokens' query heads of one KV head as rows of a matrix, 16 to a warp, and passes over K and V in tiles of
-// positions under a running softmax; where K and V are not F16 they become it on the way into shared memory.
+// positions under a running softmax; where K and V are not F16 they become it on the way into shared memory. Of few
+// tokens, which are few blocks, several share a sequence's positions, and a third kernel puts their sums together.
 #include "gemm_mma.cuh"
 #include "kv_rows.cuh"
 #include "prefill.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 namespace {
 
-constexpr int SETTLE_WARPS = 8, MAX_HEAD = 256, MAX_ROWS = 128;
+constexpr int SETTLE_WARPS = 8, MERGE_WARPS = 4, MAX_HEAD = 256, MAX_ROWS = 128;
+// Parts of positions: how many there are at most, of how many tokens together, tiles of one, floats before its values.
+constexpr int FEW_TOK = 256, MOST_PARTS = 8, MOST_ROWS = MOST_PARTS * TE_CUDA_WIDE_TOK, LEAST_TILES = 2, PART_BEGIN = 4;
 
 struct prompt_args {
     te_attention_args op;
@@ -18,6 +22,8 @@ struct prompt_args {
     int share;  // of them in a block
     int chunks; // blocks for them all
     int row_k, row_v, pitch;
+    int parts;   // of few tokens: blocks that share positions,
+    float *part; // and what they leave: [n_tok][n_head][parts], each best, total, and sums from PART_BEGIN on
 };
 
 // ---- heads ----
@@ -65,7 +71,8 @@ __global__ void __launch_bounds__(32 * SETTLE_WARPS) settle_kernel(const __grid_
     const int pos = __ldcg(a.pos + t), seq = a.row ? __ldcg(a.row + t) : t;
     float *x = rooms[warp];
     if (pos < 0 || pos >= a.n_ctx) return; // nobody looks at its q
-    for (int j = warp; j < a.n_head + 2 * a.n_head_kv; j += SETTLE_WARPS) {
+    for (int j = warp + SETTLE_WARPS * (int)blockIdx.y; j < a.n_head + 2 * a.n_head_kv;
+         j += SETTLE_WARPS * (int)gridDim.y) {
         __syncwarp();
         if (j < a.n_head) {
             if (t < a.n_before) continue;
@@ -95,13 +102,14 @@ __device__ __forceinline__ float power_of_2(float x) {
 }
 
 // D: values of a head, rounded up. MATS: matrices of 16 rows of a warp: with two, what is read of K and V serves twice.
-// STAGES: tiles of K and V in flight.
-template <int D, int WARPS, int MATS, int TILE, int STAGES>
+// STAGES: tiles of K and V in flight. FEW: up to FEW_TOK tokens. Where positions are cut depends on the last and
+// first ones of all of a sequence's tokens, so that a token's bits do not depend on who shares its block.
+template <int D, int WARPS, int MATS, int TILE, int STAGES, bool FEW = false>
 __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constant__ prompt_args args) {
     constexpr int ROWS = 16 * MATS * WARPS, THREADS = 32 * WARPS, UNITS = D / 8;
     const te_attention_args &a = args.op;
     extern __shared__ uint4 shared[];
-    __shared__ int token_pos[MAX_ROWS], token_seq[MAX_ROWS];
+    __shared__ int token_pos[MAX_ROWS], token_seq[MAX_ROWS], all_pos[FEW ? FEW_TOK : 1], all_seq[FEW ? FEW_TOK : 1];
     uint16_t *const qs = (uint16_t *)shared, *const kv = qs + ROWS * D;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = a.n_embd_head;
     const int kvh = blockIdx.y / args.chunks, first = blockIdx.y % args.chunks * args.share;
@@ -116,11 +124,17 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         token_pos[i] = pos >= 0 && pos < a.n_ctx ? pos : -1;
         token_seq[i] = there ? (a.row ? __ldcg(a.row + t) : t) : -1;
     }
+    for (int t = tid; FEW && t < a.n_tok; t += THREADS) {
+        const int pos = __ldcg(a.pos + t);
+        all_pos[t] = pos < a.n_ctx ? pos : -1;
+        all_seq[t] = a.row ? __ldcg(a.row + t) : t;
+    }
     __syncthreads();
     // Row r is head first + r % share of token r / share.
-    auto pos_of = [&](int r) {
-        return r / args.share < n_tok && first + r % args.share < args.group ? token_pos[r / args.share] : -1;
+    auto is_row = [&](int r) {
+        return r / args.share < n_tok && t0 + r / args.share < a.n_tok && first + r % args.share < args.group;
     };
+    auto pos_of = [&](int r) { return is_row(r) ? token_pos[r / args.share] : -1; };
     for (int e = tid; e < ROWS * UNITS; e += THREADS) {
         const int r = e / UNITS, c = e % UNITS;
         const bool there = pos_of(r) >= 0;
@@ -177,8 +191,17 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
             end = max(end, token_pos[i1] + 1);
             if (token_pos[i1] >= 0) begin = min(begin, first_seen(a, token_pos[i1]));
         }
-        int limit[MATS][2], most = 0,
-                            least = 0x7fffffff; // how many positions a row sees; of the warp's rows the largest
+        for (int t = lane; FEW && end && t < a.n_tok; t += 32) {
+            if (all_seq[t] != seq || all_pos[t] < 0) continue;
+            end = max(end, all_pos[t] + 1);
+            begin = min(begin, first_seen(a, all_pos[t]));
+        }
+        for (int o = 16; FEW && o; o /= 2) {
+            end = max(end, __shfl_xor_sync(~0u, end, o));
+            begin = min(begin, __shfl_xor_sync(~0u, begin, o));
+        }
+        // How many positions a row sees; of the warp's rows the most, and the least of those that are some token's.
+        int limit[MATS][2], most = 0, least = 0x7fffffff;
 #pragma unroll
         for (int m = 0; m < MATS; m++)
 #pragma unroll
@@ -186,19 +209,25 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
                 const int i = rows[m][h] / args.share;
                 limit[m][h] = i >= i0 && i < i1 ? pos_of(rows[m][h]) + 1 : 0;
                 most = max(most, limit[m][h]);
-                least = min(least, limit[m][h]);
+                if (is_row(rows[m][h])) least = min(least, limit[m][h]);
             }
         for (int o = 16; o; o /= 2) {
             most = max(most, __shfl_xor_sync(~0u, most, o));
             least = min(least, __shfl_xor_sync(~0u, least, o));
         }
         i0 = i1;
-        const int n_tiles = (end + TILE - 1) / TILE, first_tile = end ? begin / TILE : 0;
+        int n_tiles = (end + TILE - 1) / TILE, first_tile = end ? begin / TILE : 0;
+        if (FEW) {
+            const int per = max(LEAST_TILES, (n_tiles - first_tile + args.parts - 1) / args.parts);
+            first_tile += (int)blockIdx.z * per;
+            n_tiles = min(n_tiles, first_tile + per);
+        }
         // The table is asked a tile earlier than its answer is needed.
         auto block_at = [&](int tile) {
             return tile < n_tiles ? __ldcg(a.table + (size_t)seq * a.ld_table + tile * TILE / TE_CUDA_KV_BLOCK) : 0;
         };
-        if (STAGES > 1 && n_tiles > 0) fetch(first_tile % STAGES, block_at(first_tile), first_tile * TILE, end);
+        if (STAGES > 1 && first_tile < n_tiles)
+            fetch(first_tile % STAGES, block_at(first_tile), first_tile * TILE, end);
         int next = block_at(first_tile + (STAGES > 1 ? 1 : 0));
         for (int i = first_tile; i < n_tiles; i++) {
             const int p0 = i * TILE;
@@ -313,7 +342,20 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
             total[m][h] += __shfl_xor_sync(~0u, total[m][h], 1);
             total[m][h] += __shfl_xor_sync(~0u, total[m][h], 2);
             const int r = rows[m][h], i = r / args.share, t = t0 + i, head = first + r % args.share;
-            if (i >= n_tok || t >= a.n_tok || head >= args.group) continue;
+            if (!is_row(r)) continue;
+            if (FEW) {
+                float *to =
+                    args.part + (((size_t)t * a.n_head + (size_t)(kvh * args.group + head)) * args.parts + blockIdx.z) *
+                                    (size_t)(d + PART_BEGIN);
+                if (lane % 4 == 0) *(float2 *)to = make_float2(best[m][h], total[m][h]);
+                if (best[m][h] == -INFINITY) continue;
+#pragma unroll
+                for (int j = 0; j < D / 8; j++) {
+                    const int c = 8 * j + lane % 4 * 2;
+                    if (c < d) *(float2 *)(to + PART_BEGIN + c) = make_float2(out[m][j][2 * h], out[m][j][2 * h + 1]);
+                }
+                continue;
+            }
             if (a.sinks)
                 total[m][h] += power_of_2(fmaf(__ldg(a.sinks + kvh * args.group + head), 1.442695041f, -best[m][h]));
             const float f = token_pos[i] >= 0 ? 1.0f / total[m][h] : 0;
@@ -326,30 +368,115 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         }
 }
 
+// A warp puts together the parts of a token's head.
+__global__ void __launch_bounds__(32 * MERGE_WARPS) merge_parts_kernel(const __grid_constant__ prompt_args args) {
+    const te_attention_args &a = args.op;
+    const int lane = threadIdx.x % 32, d = a.n_embd_head;
+    const int unit = (int)(blockIdx.x * MERGE_WARPS + threadIdx.x / 32), t = a.n_before + unit / a.n_head,
+              head = unit % a.n_head;
+    dep_go();
+    dep_wait();
+    if (t >= a.n_tok) return;
+    const size_t width = (size_t)(d + PART_BEGIN);
+    const float *from = args.part + ((size_t)t * a.n_head + head) * args.parts * width;
+    float best[MOST_PARTS], most = -INFINITY, total = 0;
+#pragma unroll
+    for (int k = 0; k < MOST_PARTS; k++) {
+        const float2 w = k < args.parts ? __ldcg((const float2 *)(from + k * width)) : make_float2(-INFINITY, 0);
+        const float now = fmaxf(most, w.x), zero = now == -INFINITY ? 0 : now;
+        best[k] = w.x;
+        total = total * power_of_2(most - zero) + w.y * power_of_2(w.x - zero);
+        most = now;
+    }
+    const bool sees = most > -INFINITY;
+    if (a.sinks && sees) total += power_of_2(fmaf(__ldg(a.sinks + head), 1.442695041f, -most));
+    const float by = sees ? 1.0f / total : 0;
+    te_cuda_half half = {};
+    half.tiles = a.half_tiles;
+    half.words = a.half_words;
+    half.matrices = a.half_matrices;
+    // Means of values of F16 are in its range, and as exact in it as those were.
+    if (a.half && head == 0 && lane == 0) a.half_scale[t] = 1;
+    for (int c = 2 * lane; c < d; c += 64) {
+        float2 sum = make_float2(0, 0);
+#pragma unroll
+        for (int k = 0; k < MOST_PARTS; k++) {
+            if (best[k] == -INFINITY) continue;
+            const float2 v = __ldcg((const float2 *)(from + k * width + PART_BEGIN + c));
+            const float f = power_of_2(best[k] - most);
+            sum = make_float2(fmaf(v.x, f, sum.x), fmaf(v.y, f, sum.y));
+        }
+        const int col = head * d + c;
+        *(float2 *)(a.out + t * a.ld_out + col) = make_float2(sum.x * by, sum.y * by);
+        if (a.half)
+            *(uint32_t *)((uint16_t *)a.half + wide_place(half, t, col / 4 * 4) + col % 4 / 2 * wide_next(half)) =
+                half2_of(sum.x * by, sum.y * by);
+    }
+}
+
 struct variant {
     int d, rows, threads;
     size_t smem;
     void (*kernel)(prompt_args);
 };
-template <int D, int WARPS, int MATS, int TILE, int STAGES> constexpr variant variant_of() {
+template <int D, int WARPS, int MATS, int TILE, int STAGES, bool FEW = false> constexpr variant variant_of() {
     return {D, 16 * MATS * WARPS, 32 * WARPS, 2 * (size_t)(16 * MATS * WARPS * D + STAGES * 2 * TILE * D),
-            prompt_kernel<D, WARPS, MATS, TILE, STAGES>};
+            prompt_kernel<D, WARPS, MATS, TILE, STAGES, FEW>};
 }
 const variant variants[] = {variant_of<64, 8, 1, 64, 2>(), variant_of<128, 8, 1, 64, 2>(),
                             variant_of<128, 4, 1, 64, 1>(), variant_of<256, 4, 1, 32, 2>(),
                             variant_of<256, 4, 1, 32, 1>()};
 
-const variant *variant_for(const te_cuda *d, int n_embd_head) {
-    for (const variant &v : variants)
+const variant few_variants[] = {variant_of<64, 4, 1, 64, 2, true>(), variant_of<128, 4, 1, 64, 2, true>(),
+                                variant_of<256, 4, 1, 32, 2, true>()};
+
+template <int N> const variant *fitting(const te_cuda *d, int n_embd_head, const variant (&all)[N]) {
+    for (const variant &v : all)
         if (v.d >= n_embd_head && v.smem + 2048 <= d->smem_block) return &v;
     return nullptr;
+}
+// Blocks of few tokens that share positions, as many as find room at once; 0: these are not so few.
+int parts_of(const te_cuda *d, const te_attention_args *op) {
+    const variant *v = fitting(d, op->n_embd_head, few_variants);
+    if (!v || op->n_tok > FEW_TOK) return 0;
+    const int group = op->n_head / op->n_head_kv, share = group < 8 ? group : 8,
+              across = divide_up(op->n_tok, v->rows / share) * op->n_head_kv * divide_up(group, share),
+              fits = 2 * d->info.n_sm / across,
+              most = op->n_tok > TE_CUDA_WIDE_TOK ? MOST_ROWS / op->n_tok : MOST_PARTS;
+    if (fits < 2) return op->n_tok <= TE_CUDA_WIDE_TOK ? 1 : 0;
+    return fits < most ? fits : most;
+}
+const variant *variant_for(const te_cuda *d, const te_attention_args *op) {
+    return parts_of(d, op) ? fitting(d, op->n_embd_head, few_variants) : fitting(d, op->n_embd_head, variants);
+}
+
+prompt_args prepare(const te_cuda *d, const te_attention_args *op, const variant *v) {
+    prompt_args a = {};
+    a.op = *op;
+    if (!op->window) a.op.window = op->n_ctx;
+    a.group = op->n_head / op->n_head_kv;
+    a.share = a.group < 8 ? a.group : 8;
+    a.chunks = divide_up(a.group, a.share);
+    a.row_k = (int)te_row_bytes(op->type_k, op->n_embd_head);
+    a.row_v = (int)te_row_bytes(op->type_v, op->n_embd_head);
+    a.pitch = v->d;
+    a.parts = parts_of(d, op);
+    a.part = op->scratch + (size_t)op->n_tok * (size_t)op->n_head * (size_t)v->d / 2;
+    return a;
 }
 
 } // namespace
 
 size_t prompt_attention_floats(te_cuda *d, const te_attention_args *op) {
-    const variant *v = variant_for(d, op->n_embd_head);
-    return v ? (size_t)op->n_tok * (size_t)op->n_head * (size_t)v->d / 2 : 0;
+    const variant *v = variant_for(d, op);
+    if (!v) return 0;
+    const size_t heads = (size_t)op->n_tok * (size_t)op->n_head;
+    const prompt_args a = prepare(d, op, v);
+    return heads * ((size_t)v->d / 2 + (size_t)a.parts * (size_t)(op->n_embd_head + PART_BEGIN));
+}
+
+bool prompt_attention_halves(te_cuda *d, const te_attention_args *op) {
+    return op->n_tok <= TE_CUDA_WIDE_TOK && parts_of(d, op);
 }
 
 te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
@@ -369,24 +496,30 @@ te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
             return refuse(d, te_fail(TE_UNSUPPORTED, "attention: K or V of type %d with heads of %d", (int)type,
                                      (int)op->n_embd_head));
     if (op->window < 0) return refuse(d, te_fail(TE_ARGUMENT, "attention: a window of %d positions", (int)op->window));
-    const variant *v = variant_for(d, op->n_embd_head);
+    const variant *v = variant_for(d, op);
     if (!v || !op->scratch || !aligned(op->scratch, 16) || !aligned(op->out, 8) || op->ld_out % 2)
         return refuse(d, te_fail(TE_ARGUMENT, "attention: the scratch memory or the result are not aligned"));
-    prompt_args a = {};
-    a.op = *op;
-    if (!op->window) a.op.window = op->n_ctx;
-    a.group = op->n_head / op->n_head_kv;
-    a.share = a.group < 8 ? a.group : 8;
-    a.chunks = divide_up(a.group, a.share);
-    a.row_k = (int)te_row_bytes(op->type_k, op->n_embd_head);
-    a.row_v = (int)te_row_bytes(op->type_v, op->n_embd_head);
-    a.pitch = v->d;
-    TE_CUDA_TRY(launch(d, "attention", settle_kernel, dim3((unsigned)op->n_tok), 32 * SETTLE_WARPS, 0, a));
+    if (op->half &&
+        (!prompt_attention_halves(d, op) || !op->half_scale || op->half_words < 1 || 8 * op->half_tiles < op->n_tok))
+        return refuse(
+            d, te_fail(TE_ARGUMENT, "attention: %d tiles of F16 for %d tokens", (int)op->half_tiles, (int)op->n_tok));
+    const prompt_args a = prepare(d, op, v);
+    // Of few tokens each warp has a head.
+    const int most = divide_up(op->n_head + 2 * op->n_head_kv, SETTLE_WARPS), across = 8 * d->info.n_sm / op->n_tok,
+              shares = across < 1      ? 1
+                       : across < most ? across
+                                       : most;
+    TE_CUDA_TRY(
+        launch(d, "attention", settle_kernel, dim3((unsigned)op->n_tok, (unsigned)shares), 32 * SETTLE_WARPS, 0, a));
     if (op->n_before == op->n_tok) return TE_OK;
-    return launch(
-        d, "attention", v->kernel,
-        dim3((unsigned)divide_up(op->n_tok - op->n_before, v->rows / a.share), (unsigned)(op->n_head_kv * a.chunks)),
-        v->threads, v->smem, a);
+    const int n = op->n_tok - op->n_before;
+    TE_CUDA_TRY(launch(d, "attention", v->kernel,
+                       dim3((unsigned)divide_up(n, v->rows / a.share), (unsigned)(op->n_head_kv * a.chunks),
+                            (unsigned)(a.parts ? a.parts : 1)),
+                       v->threads, v->smem, a));
+    if (!a.parts) return TE_OK;
+    return launch(d, "attention", merge_parts_kernel, dim3((unsigned)divide_up((int64_t)n * op->n_head, MERGE_WARPS)),
+                  32 * MERGE_WARPS, 0, a);
 }
 
 } // namespace te

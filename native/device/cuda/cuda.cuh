@@ -155,6 +155,8 @@ template <class F> void pieces(int32_t n_tok, F f) {
     for (int32_t t = 0; t < n_tok; t += TE_CUDA_MAX_TOK)
         f(t, n_tok - t < TE_CUDA_MAX_TOK ? n_tok - t : (int32_t)TE_CUDA_MAX_TOK);
 }
+/* Tokens t to t + n - 1 of an operation. */
+te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n);
 void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
 void op_linear(pi_device *dev, const te_linear_args *a);
@@ -191,10 +193,11 @@ void run_last_rows(Cuda *c);
 /* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
 void run_last(Cuda *c);
 bool settle_last(Cuda *c, const te_merge_args *a);
-te_cuda_half attention_half(Cuda *c, const te_attention_args *a); /* where it is to write HALF_X, if it does */
+te_cuda_half attention_half(Cuda *c, const te_attention_args *a); /* where it is to write HALF_X, if it does, */
+te_attention_args in_half(const te_attention_args *a, const te_cuda_half &half); /* and told so */
 void prefill_experts(Cuda *c, const te_experts_args *a);
 void prefill_linear(Cuda *c, const te_linear_args *a);
-void prefill_attention(Cuda *c, const te_attention_args *a);
+void prefill_attention(Cuda *c, const te_attention_args *a, const te_cuda_half &half);
 void prefill_ffn(Cuda *c, const te_ffn_args *a);
 
 constexpr double finish_seconds = 90;

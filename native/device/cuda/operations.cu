@@ -8,6 +8,8 @@ namespace {
 
 /* A wait for the CPU ends after this time if nothing else was said. */
 constexpr uint64_t usual_wait_ns = 60000000000;
+/* From a tile of eight tokens to the next, in F16 input for products of a few tokens (vendor/cuda/wide_place.cuh). */
+constexpr size_t tile_bytes = 512;
 
 } // namespace
 
@@ -79,7 +81,10 @@ te_prepared prepare_with_side(Cuda *c, const te_linear_args *l, int32_t cols, in
     return {op.v, type};
 }
 
-/* Tokens t to t + n - 1 of an operation. */
+bool has_side(const te_linear_args *a) { return a->side.keep || a->side.publish; }
+
+} // namespace
+
 te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n) {
     te_linear_args b = *a;
     const size_t at = (size_t)a->cols * (size_t)t;
@@ -95,7 +100,7 @@ te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n) {
     return b;
 }
 
-bool has_side(const te_linear_args *a) { return a->side.keep || a->side.publish; }
+namespace {
 
 void decode_linear(Cuda *c, te_linear_args op) {
     const int32_t type = op.n_products ? op.product[0].w.type : -1;
@@ -144,6 +149,30 @@ te_attention_args some_tokens(const te_attention_args *a, int32_t t, int32_t n) 
     return b;
 }
 
+void decode_attention(Cuda *c, te_attention_args op) {
+    op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
+    op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
+    if (ready(c)) note(c, c->te->attention(c->d, &op));
+}
+
+/* Prompts' tokens, whose K and V the others of their sequence behind them find in the pool; then these. */
+void mixed_attention(Cuda *c, const te_attention_args *a) {
+    const int32_t n = a->grouped;
+    te_cuda_half half = attention_half(c, a);
+    te_attention_args front = *a, rest = some_tokens(a, n, a->n_tok - n);
+    front.n_tok = n;
+    front.n_before = a->n_before < n ? a->n_before : n;
+    prefill_attention(c, &front, half);
+    rest.n_before = 0;
+    rest.apart = 1;
+    rest.beside = nullptr;
+    if (half.v) { /* from a tile on */
+        half.v = (char *)half.v + n / 8 * tile_bytes;
+        half.scale += n;
+    }
+    decode_attention(c, in_half(&rest, half));
+}
+
 } // namespace
 
 void op_attention(pi_device *dev, const te_attention_args *a) {
@@ -151,27 +180,22 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
     if (idle(c)) return;
     const bool beside = a->beside && a->n_tok == 1 && c->te->attends_beside(a->beside);
     if (a->beside && !beside) op_linear(dev, a->beside);
-    if (a->n_tok > TE_CUDA_MAX_TOK && a->grouped && !a->apart) return prefill_attention(c, a);
+    const bool wide = a->n_tok > TE_CUDA_MAX_TOK && !a->apart;
+    if (wide && a->grouped && a->grouped < a->n_tok) return mixed_attention(c, a);
+    if (wide && a->grouped) return prefill_attention(c, a, attention_half(c, a));
     /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may
      * read those, and K and V of earlier steps, before the operation in front has ended. */
     const bool early = c->settled && (a->n_tok <= TE_CUDA_MAX_TOK || a->apart);
     const te_cuda_half half = attention_half(c, a);
     auto attend = [&](int32_t t, int32_t n) {
-        te_attention_args op = some_tokens(a, t, n);
-        op.half = half.v;
-        op.half_scale = half.scale;
-        op.half_tiles = half.tiles;
-        op.half_words = half.words;
-        op.half_matrices = half.matrices;
-        op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->attention_floats(c->d, &op));
-        op.counter = (uint32_t *)room(c, COUNTERS, sizeof(uint32_t) * c->te->attention_counters(c->d, &op));
+        const te_attention_args some = some_tokens(a, t, n);
+        te_attention_args op = in_half(&some, half);
         op.early = early;
         if (!beside) op.beside = nullptr;
-        if (!ready(c)) return;
         if (!c->settled) c->te->set_overlap(c->d, 0);
-        note(c, c->te->attention(c->d, &op));
+        decode_attention(c, op);
         if (!c->settled) c->te->set_overlap(c->d, 1);
-        c->settled = true;
+        if (ready(c)) c->settled = true;
     };
     if (a->apart) return attend(0, a->n_tok);
     pieces(a->n_tok, attend);

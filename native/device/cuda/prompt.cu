@@ -52,6 +52,27 @@ void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     return op->scratch = room(c, GEMM, most);
 }
 
+/* Products of up to TE_CUDA_WIDE_TOK tokens read weights in their format; of more they are converted first, which takes as
+ * long as reading them three times. So up to twice as many are computed in two parts: returns the size of one, or n_tok. */
+int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok) {
+    if (n_tok <= TE_CUDA_WIDE_TOK || n_tok > 2 * TE_CUDA_WIDE_TOK || w->type == TE_F16) return n_tok;
+    if (!c->te->half_form(c->d, w->type, TE_CUDA_WIDE_TOK, w->cols).matrices)
+        return n_tok; /* measured with these alone */
+    return ((n_tok + 1) / 2 + 7) / 8 * 8;
+}
+int32_t part_of(Cuda *c, const te_linear_args *a) {
+    for (int32_t i = 0; i < a->n_products; i++)
+        if (part_of(c, &a->product[i].w, a->n_tok) == a->n_tok) return a->n_tok;
+    return a->n_products ? part_of(c, &a->product[0].w, a->n_tok) : a->n_tok;
+}
+int32_t part_of(Cuda *c, const te_ffn_args *a) {
+    const bool plain = !a->staged && !a->down.w && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
+                       !a->up_adapter.a.w && !a->down_adapter.a.w;
+    for (const te_mat *w : {&a->gate, &a->up, &a->down_out})
+        if (w->w && (!plain || part_of(c, w, a->n_tok) == a->n_tok)) return a->n_tok;
+    return part_of(c, &a->up, a->n_tok);
+}
+
 size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n + 3) / 4 * 4); }
 
 } // namespace
@@ -150,6 +171,14 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         c->half_x = nullptr;
     }
     if (is_router(c, a)) return route_scores(c, a, side);
+    if (const int32_t part = part_of(c, a); part < a->n_tok) {
+        for (int32_t t = 0; t < a->n_tok; t += part) {
+            te_linear_args some = some_tokens(a, t, a->n_tok - t < part ? a->n_tok - t : part);
+            some.side = {};
+            prefill_linear(c, &some);
+        }
+        return;
+    }
     const te_cuda_half second = side.tiles || attended ? te_cuda_half{} : second_form(c, a);
     if (second.tiles && c->half.v == c->room[HALF_SIDE]) c->half_x = nullptr;
     bool done[TE_MAX_PRODUCTS] = {};
@@ -191,9 +220,18 @@ te_cuda_half attention_half(Cuda *c, const te_attention_args *a) {
     return h;
 }
 
-void prefill_attention(Cuda *c, const te_attention_args *a) {
-    c->attended = false;
+te_attention_args in_half(const te_attention_args *a, const te_cuda_half &half) {
     te_attention_args op = *a;
+    op.half = half.v;
+    op.half_scale = half.scale;
+    op.half_tiles = half.tiles;
+    op.half_words = half.words;
+    op.half_matrices = half.matrices;
+    return op;
+}
+
+void prefill_attention(Cuda *c, const te_attention_args *a, const te_cuda_half &half) {
+    te_attention_args op = in_half(a, half);
     op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->prompt_attention_floats(c->d, &op));
     if (ready(c)) note(c, c->te->prompt_attention(c->d, &op));
 }
@@ -347,6 +385,16 @@ static te_cuda_half make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok
 }
 
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
+    if (const int32_t part = part_of(c, a); part < a->n_tok) {
+        for (int32_t t = 0; t < a->n_tok; t += part) {
+            te_ffn_args some = *a;
+            some.n_tok = a->n_tok - t < part ? a->n_tok - t : part;
+            some.x += a->ldx * (size_t)t;
+            some.y += (size_t)a->up.cols * (size_t)t;
+            prefill_ffn(c, &some);
+        }
+        return;
+    }
     auto form = [&](const te_mat &m) { return c->te->half_form(c->d, m.type, a->n_tok, a->up.cols); };
     const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w,
                unlike = a->gate.w && a->gate.type != a->up.type && !same_form(form(a->gate), form(a->up));

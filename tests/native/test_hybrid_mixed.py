@@ -1,0 +1,124 @@
+"""Tokens of prompts and of sequences that generate, in one feed: on a device they are one program where that
+loads nothing, with the answers that they have apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
+from powerinfer.models.plan import Settings, make_plan
+from powerinfer.models.plan.rates import HOST_RATES
+from tests import models
+from tests.native.hybrid import Arrays, beyond_rounding
+
+N_SEQ = 20
+PROMPT, GENERATED = TokenKind.PROMPT, TokenKind.GENERATED
+
+
+def opened(
+    model: Model, share: float = 1.0, sparsity: Sparsity = "dense", device: str = "host", **more: Any
+) -> Session:
+    """With a share of what a device could hold on one."""
+    overhead = 0 if device == "host" else 1 << 30
+    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * N_SEQ, "n_seq": N_SEQ, "n_batch": 128}
+    asked = Settings(**sizes, sparsity=sparsity, overhead_bytes=overhead, group=1)
+    whole = make_plan(model, vram_budget=2, settings=asked, rates=HOST_RATES)
+    n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
+    plan = make_plan(model, vram_budget=n_bytes / 2**30, settings=asked, rates=HOST_RATES)
+    sizes |= {"sparsity": sparsity, "device": device, "n_threads": 2}
+    return Session(model, plan=plan.native(model), **sizes, **more)
+
+
+def tokens(rng: np.random.Generator, n: int) -> list[int]:
+    return [int(t) for t in rng.integers(3, 290, n)]
+
+
+def feed(s: Session, ids: list[int], seqs: list[int], kinds: list[TokenKind]) -> Arrays:
+    s.feed(ids, seq=seqs, want_logits=kinds)
+    return [s.logits(i).copy() for i in range(s.n_logits)]
+
+
+def both_ways(
+    s: Session, prompts: dict[int, int], ends: list[int], n_next: int
+) -> tuple[Arrays, Arrays, int]:
+    """Sequences read prompts of so many tokens, of which those of `ends` end here, and 0..n_next-1 generate:
+    in one feed, then each in one of its own from the same states. And of how many tokens the feed's last
+    program was."""
+    rng = np.random.default_rng(7)
+    history = {q: tokens(rng, 5 + 3 * q) for q in range(n_next)} | {q: tokens(rng, 20) for q in prompts}
+    parts = {q: tokens(rng, n) for q, n in prompts.items()}
+    following = {q: tokens(rng, 1)[0] for q in [*range(n_next), *ends]}
+
+    def begin() -> None:
+        for q, ids in history.items():
+            s.drop(q)
+            s.feed(ids, seq=q, want_logits=False)
+
+    fed = [(t, q, PROMPT) for q, part in parts.items() for t in part]
+    fed += [(t, q, GENERATED) for q, t in following.items()]
+    for _ in range(3):  # the second time it is recorded, the third that is run
+        begin()
+        got = feed(s, [t for t, _, _ in fed], [q for _, q, _ in fed], [kind for _, _, kind in fed])
+    n = s.last_step[0].n_tokens
+    begin()
+    for q, ids in parts.items():
+        feed(s, ids, [q] * len(ids), [PROMPT] * len(ids))
+    return got, [feed(s, [t], [q], [GENERATED])[0] for q, t in following.items()], n
+
+
+CASES: list[tuple[dict[int, int], list[int], int]] = [
+    ({10: 30}, [], 5),
+    ({10: 48}, [10], 8),
+    ({10: 17, 11: 16, 12: 20}, [10, 12], 3),
+    ({10: 3}, [], 3),
+    ({10: 61}, [10], 2),
+]
+
+
+@pytest.mark.parametrize(("prompts", "ends", "n_next"), CASES)
+@pytest.mark.parametrize("name", ["llama-relu-gqa", "gemma2", "qwen3moe", "deepseek2-v3", "qwen35"])
+def test_as_apart(
+    name: str,
+    prompts: dict[int, int],
+    ends: list[int],
+    n_next: int,
+    tmp_path: Path,
+) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS[name])
+    with Model(path) as model, opened(model) as s:
+        got, want, n = both_ways(s, prompts, ends, n_next)
+        assert beyond_rounding(want, got, model.info.n_layer) < 1
+        is_one = not (model.info.n_recurrent and ends)  # a checkpoint is made where a prompt ends
+        assert n == (sum(prompts.values()) + len(ends) + n_next if is_one else n_next + len(ends))
+
+
+def last_program(s: Session) -> int:
+    """Of a feed of 20 tokens of a prompt and the next ones of three sequences, those of the last program."""
+    feed(s, [5, 6, 7], [0, 1, 2], [GENERATED] * 3)
+    feed(s, [9] * 20 + [5, 6, 7], [3] * 20 + [0, 1, 2], [PROMPT] * 20 + [GENERATED] * 3)
+    return s.last_step[0].n_tokens
+
+
+def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
+    """And where prompts have other neurons than what is generated, or the tokens are too many for products of
+    weights as they are."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu"])
+    with Model(path) as model:
+        with opened(model) as s:
+            assert last_program(s) == 23
+            feed(s, [9] * 62 + [5, 6, 7], [3] * 62 + [0, 1, 2], [PROMPT] * 62 + [GENERATED] * 3)
+            assert s.last_step[0].n_tokens == 3
+            feed(s, [9] * 10 + [5, 6, 7, 8], [3] * 10 + [0, 1, 2, 2], [PROMPT] * 10 + [GENERATED] * 4)
+            assert s.last_step[0].n_tokens == 4
+        with opened(model, 0.5) as s:
+            assert last_program(s) == 3
+    spec = models.SPECS["bamboo"]
+    path = models.write_sparse(tmp_path / "p.gguf", spec, models.draw_predictor(spec))
+    with Model(path) as model:
+        for mask_prompts in (False, True):
+            with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
+                assert last_program(s) == (23 if mask_prompts else 3)
