@@ -116,6 +116,50 @@ static int32_t first_seen(const pi_attention *w, int32_t pos) {
     return w->window && pos >= w->window ? pos + 1 - w->window : 0;
 }
 
+/* All of a piece's spans by the products that are made for it. */
+static void gather_products(const pi_session *s, te_team *team, int32_t l, const piece *w, int32_t rows, float *out,
+                            sums *sum) {
+    enum { MOST = SPAN / PI_KV_BLOCK };
+    const te_gemm_kernels *g = &s->model->kernels->gemm;
+    const pi_seq *seq = &s->kv.seq[s->chunk.seq[w->t]];
+    const pi_attention *block = pi_attention_of(&s->model->layer[l]);
+    float *base = pi_scratch(s, team);
+    int32_t *lo = (int32_t *)(void *)(base + s->room.seen), *hi = lo + rows;
+    const int32_t group = rows / w->n, dv = pi_value_width(s->model, block);
+    te_mat k[MOST], v[MOST];
+    te_attend a = {.k = k,
+                   .v = v,
+                   .block = PI_KV_BLOCK,
+                   .span = SPAN,
+                   .n_rows = rows,
+                   .q = base + s->room.packed_q,
+                   .lo = lo,
+                   .hi = hi,
+                   .scale = block->scale,
+                   .cap = block->soft_cap,
+                   .first = true,
+                   .memory = base + s->room.work};
+    for (int32_t p = w->from, b; p < w->to; p = b, a.first = false) {
+        const int32_t end = (p / SPAN + 1) * SPAN;
+        b = w->to < end ? w->to : end;
+        a.n_blocks = 0;
+        for (int32_t at = p; at < b; at += PI_KV_BLOCK, a.n_blocks++) {
+            const int32_t n = b - at < PI_KV_BLOCK ? b - at : PI_KV_BLOCK;
+            k[a.n_blocks] = k_block(s, l, seq, w->kvh, at, n);
+            v[a.n_blocks] = v_block(s, l, seq, w->kvh, at, n);
+        }
+        for (int32_t r = 0; r < rows; r++) {
+            const int32_t own = s->chunk.pos[w->t] + r / group;
+            lo[r] = between(first_seen(block, own) - p, 0, b - p);
+            hi[r] = between(own + 1 - p, lo[r], b - p);
+        }
+        g->attend(&a);
+    }
+    float *top = base + s->room.seen, *total = top + rows;
+    g->attend_end(&a, out, (size_t)dv, top, total);
+    for (int32_t r = 0; r < rows; r++) sum[r] = (sums){top[r], total[r]};
+}
+
 /* The queries of a piece to q, its sums to out and sum. */
 static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w, bool tile) {
     const pi_model *m = s->model;
@@ -137,8 +181,12 @@ static void gather(const pi_session *s, te_team *team, int32_t l, const piece *w
         finish_query(s, block, t, head);
         sum[r] = (sums){-INFINITY, 0};
     }
-    memset(out, 0, (size_t)rows * (size_t)dv * sizeof *out);
     if (tile) g->pack(q, (size_t)d, NULL, rows, d, 0, rows, packed_q);
+    if (w->prompt && g->attend) {
+        gather_products(s, team, l, w, rows, out, sum);
+        return;
+    }
+    memset(out, 0, (size_t)rows * (size_t)dv * sizeof *out);
     for (int32_t a = w->from, b; a < w->to; a = b) {
         const int32_t end = w->prompt ? (a / SPAN + 1) * SPAN : a + SPAN;
         b = w->to < end ? w->to : end;
@@ -393,7 +441,13 @@ pi_attention_room pi_attention_room_of(const pi_session *s) {
     r.packed_q = r.sums + lines(n * 2 * sizeof(float));
     r.packed = r.packed_q + lines(g->pack_bytes(r.rows, d));
     r.work = r.packed + lines(g->pack_bytes(r.rows, PI_KV_BLOCK));
-    r.score = r.work + lines(g->scratch_bytes(r.rows, k));
-    r.floats = pi_add(r.score, pi_mul(n, r.ld));
+    size_t work = g->scratch_bytes(r.rows, k);
+    if (g->attend_bytes) {
+        const size_t of_attend = g->attend_bytes(r.rows, d, d, SPAN);
+        if (of_attend > work) work = of_attend;
+    }
+    r.score = r.work + lines(work);
+    r.seen = r.score + lines(pi_mul(sizeof(float), pi_mul(n, r.ld)));
+    r.floats = pi_add(r.seen, lines(n * 2 * sizeof(float)));
     return r;
 }

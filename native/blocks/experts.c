@@ -101,17 +101,23 @@ static void choose(const pi_experts *w, const float *p, float *rank, float *grou
     }
 }
 
-/* The experts of all tokens whose output is wanted, by the rows of x. The router's products are those of the row kernels
- * for prompts too: rounded inputs would choose other experts. */
+/* The experts of all tokens whose output is wanted, by the rows of x. The router's products are those of floats for prompts
+ * too: rounded inputs would choose other experts. */
 static void rank_experts(const pi_block_run *r, const float *x) {
     const pi_session *s = r->s;
     te_team *team = r->team;
     const pi_experts *w = &r->block->experts;
     const pi_routes *to = &s->routes;
     const size_t n_embd = (size_t)s->model->info.n_embd, n_expert = (size_t)w->n_expert;
-    const te_linear router = {
-        .w = w->router, .bias = w->router_b, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
-    te_op_linear(team, s->ws, &router, 1, x + n_embd * (size_t)r->from, n_embd, s->chunk.n_tok - r->from);
+    te_linear router = {.w = w->router, .bias = w->router_b, .y = to->score, .ldy = 3 * n_expert, .way = TE_BY_ROWS};
+    const int32_t n = s->chunk.n_tok - r->from, of_prompt = s->chunk.n_prefill - r->from,
+                  n_prefill = of_prompt < 0 ? 0 : of_prompt;
+    const float *in = x + n_embd * (size_t)r->from;
+    if (n_prefill) te_op_linear_floats(team, s->ws, &router, in, n_embd, n_prefill);
+    if (n > n_prefill) {
+        router.y += router.ldy * (size_t)n_prefill;
+        te_op_linear(team, s->ws, &router, 1, in + n_embd * (size_t)n_prefill, n_embd, n - n_prefill);
+    }
     if (team->ith == 0) s->count[(ptrdiff_t)r->l * s->options.n_threads].ffn.bytes += pi_mat_bytes(&w->router);
     te_barrier(team);
     for (int32_t t = r->from + team->ith; t < s->chunk.n_tok; t += team->nth) {

@@ -140,13 +140,19 @@ void pi_rope_angles(const pi_rope *r, double pos, float magnitude, float *cs) {
     }
 }
 
-void pi_rope_apply(const pi_rope *r, const float *cs, float *head) {
-    const int32_t half = r->n_rot / 2, step = r->kind == PI_ROPE_NORM ? 2 : 1,
-                  other = r->kind == PI_ROPE_NORM ? 1 : half;
-    for (int32_t i = 0; i < half; i++) {
-        float *a = head + (ptrdiff_t)step * i, *b = a + other;
-        const float c = cs[2 * i], s = cs[2 * i + 1], x = *a, y = *b;
-        *a = x * c - y * s;
-        *b = x * s + y * c;
+/* Pairs that stand `step` apart, the second one's numbers at b: in a shape that compilers turn into vectors. */
+static void turn(const float *restrict cs, int32_t n, int32_t step, float *restrict a, float *restrict b) {
+    for (int32_t i = 0; i < n; i++) {
+        const float c = cs[2 * i], s = cs[2 * i + 1], x = a[step * i], y = b[step * i];
+        a[step * i] = x * c - y * s;
+        b[step * i] = x * s + y * c;
     }
+}
+
+void pi_rope_apply(const pi_rope *r, const float *cs, float *head) {
+    const int32_t half = r->n_rot / 2;
+    if (r->kind == PI_ROPE_NORM)
+        turn(cs, half, 2, head, head + 1);
+    else
+        turn(cs, half, 1, head, head + half);
 }

@@ -37,7 +37,7 @@ typedef struct pi_attention_room {
     int32_t n_tok;      /* of how many tokens there is room for all parts: the most that row kernels take at a time */
     size_t part_floats; /* of one row's part */
     size_t ld;          /* floats per row of scores */
-    size_t out, sums, packed_q, packed, work, score;
+    size_t out, sums, packed_q, packed, work, score, seen;
     size_t floats; /* in all */
 } pi_attention_room;
 

@@ -12,7 +12,7 @@ from tests.cpu import kernels as cpu
 from tests.cpu.kernels import EPS, TABLES, Floats, ffi, fp, lib
 from tests.cpu.team import Team
 
-RELU, DRELU, SILU = 0, 1, 2
+RELU, DRELU, SILU, GELU, GELU_TANH, CLAMPED, RELU2 = range(7)
 BY_ROWS, BY_GEMM = 1, 2
 BEST = list(TABLES)[-1]
 SLICE = 288
@@ -253,6 +253,25 @@ def test_prompts_are_cut_anyhow(name: str, kind: str, by_neuron: bool) -> None:
                 # Inputs rounded to bf16, or hidden values to 8 bits, in one of the two ways.
                 assert error < (1e-5 if kind == "F32" and "bf16" not in name and name != "amx" else 2e-2)
     assert all(np.array_equal(y, outputs[0]) for y in outputs)
+
+
+@pytest.mark.parametrize("act", [RELU, DRELU, SILU, GELU, GELU_TANH, CLAMPED, RELU2])
+@pytest.mark.parametrize("name", TABLES)
+def test_prompts_with_every_activation(name: str, act: int) -> None:
+    """Hidden values may come as down's products read them: the bits are those of one after the other."""
+    m = Mixture(FEW, ("F16",) * 3, n_ff=80, act=act, threshold=0.3 if act == RELU else 0.0, biases=True)
+    with team_of(TABLES[name], 1, m) as team:
+        y, counts = run(team, m, BY_GEMM, skip=True)
+        assert np.array_equal(y, one_by_one(team, TABLES[name], m, BY_GEMM))
+    with team_of(TABLES[name], 3, m) as team:  # all members share each product
+        shared, same = run(team, m, BY_GEMM, skip=True)
+    assert np.array_equal(shared, y)
+    assert counts == same
+    n = counts["listed"]
+    if act in (RELU, DRELU, RELU2):
+        assert 0 < counts["fired"] <= counts["computed"] < n
+    else:
+        assert 0 < counts["fired"] <= counts["computed"] == n
 
 
 @pytest.mark.parametrize("way", [BY_ROWS, BY_GEMM])

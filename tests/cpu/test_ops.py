@@ -176,3 +176,30 @@ def test_workspace_limits() -> None:
 
 def _team(table: object, n_threads: int = 1, max_tok: int = 1, max_cols: int = 1, max_rows: int = 1) -> Team:
     return Team(table, n_threads, max_tok=max_tok, max_cols=max_cols, max_rows=max_rows)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_products_of_floats(name: str, kind: str) -> None:
+    """Nothing of x is rounded; a token's bits do not depend on how many there are, nor on who shares them."""
+    n_rows, cols, most = 133, 544, 150
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((most, cols)).astype(np.float32)
+    data, w = cpu.random_rows(kind, n_rows, cols, 1)
+    bias = rng.standard_normal(n_rows).astype(np.float32)
+    limit = 8 * EPS * np.sqrt(cols) * (np.abs(x) @ np.abs(w).T) + 4 * EPS * np.abs(bias)
+    first = None
+    with cpu.Guarded(data) as memory:
+        for n_threads in (1, 3):
+            sizes = {"max_tok": most, "max_cols": cols, "max_rows": n_rows, "max_slice": 288}
+            with Team(TABLES[name], n_threads, **sizes) as team:
+                for n_tok in (most, 1, 7, 49):
+                    y = np.full((n_tok, n_rows + 5), CANARY, np.float32)
+                    one = ffi.new("te_linear *")
+                    one.w = cpu.matrix(kind, memory.pointer, n_rows, cols)[0]
+                    one.bias, one.y, one.ldy = fp(bias), fp(y), n_rows + 5
+                    team.run(lambda t, ws, p=one, n=n_tok: lib.te_op_linear_floats(t, ws, p, fp(x), cols, n))
+                    first = y if first is None else first
+                    assert np.array_equal(y, first[:n_tok])
+    assert np.all(np.abs(first[:, :n_rows] - (x.astype(np.float64) @ w.T + bias)) <= limit)
+    assert np.all(first[:, n_rows:] == CANARY)

@@ -178,20 +178,22 @@ template <class V> struct elementwise {
         }
         return gelu_tanh(g);
     }
+    // What a gate g lets through of u.
+    template <int act> static f32 glu_of(f32 g, f32 u, f32 threshold) {
+        if constexpr (act == TE_DRELU) u = relu(u, V::zero());
+        if constexpr (act == TE_CLAMPED) u = V::add(V::max(V::splat(-7.0f), V::min(V::splat(7.0f), u)), V::splat(1.0f));
+        return V::mul(activate<act>(g, threshold), u);
+    }
     template <int act> static void glu_loop(float threshold, const float *g, const float *u, int32_t n, float *h) {
         const f32 least = V::splat(threshold);
         for (int32_t i = 0; i < n; i += L) {
             const int part = n - i < L ? n - i : L;
             const bool all = part == L;
             f32 v = all ? V::load(u + i) : V::load_part(u + i, part);
-            if (!g) {
+            if (g)
+                v = glu_of<act>(all ? V::load(g + i) : V::load_part(g + i, part), v, least);
+            else
                 v = activate<act>(v, least);
-            } else {
-                if constexpr (act == TE_DRELU) v = relu(v, V::zero());
-                if constexpr (act == TE_CLAMPED)
-                    v = V::add(V::max(V::splat(-7.0f), V::min(V::splat(7.0f), v)), V::splat(1.0f));
-                v = V::mul(activate<act>(all ? V::load(g + i) : V::load_part(g + i, part), least), v);
-            }
             if (all)
                 V::store(h + i, v);
             else

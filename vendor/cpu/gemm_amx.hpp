@@ -367,46 +367,146 @@ struct gemm_amx {
     struct place {
         int32_t o, t, k, sub;
     };
-    template <class From> static panel open(const te_mat *m, place at, int32_t o1, int32_t k, scratch *s) {
+
+    // A matrix's outputs, to y.
+    template <class From> struct plain {
+        const te_mat *m;
+        int32_t k, n_out;
+        float *y; // of output 0
+        size_t ldy;
+        const float *bias;
+        bool add;
+
+        panel open(place at, scratch *s) const { return panel_of<From>(m, at.o + at.sub, n_out, at.k, k, s, s->panel); }
+        void finish(const float *sums, int32_t o, int32_t on, int32_t t, int32_t tn) const {
+            to_y<From>(sums, on, tn, y + (size_t)t * ldy + o, ldy, bias ? bias + o : NULL, add);
+        }
+    };
+    template <class From>
+    static panel panel_of(const te_mat *m, int32_t o0, int32_t o1, int32_t k0, int32_t k, scratch *s, uint8_t *out) {
         const te_type_info *info = te_type_get(m->type);
         panel p = {};
         p.m = m;
         p.to_f32 = row_table(m->type).to_f32;
-        p.o0 = at.o + at.sub;
-        p.on = least(From::width, o1 - p.o0);
-        p.k0 = at.k;
-        p.kn = least(KC, k - at.k);
+        p.o0 = o0;
+        p.on = least(From::width, o1 - o0);
+        p.k0 = k0;
+        p.kn = least(KC, k - k0);
         p.first = From::by_row ? p.k0 : p.o0;
         p.n = From::by_row ? p.kn : p.on;
         p.first_byte = (size_t)(p.first / info->block_weights) * (size_t)info->block_bytes;
         p.bytes = (size_t)(p.n / info->block_weights) * (size_t)info->block_bytes;
-        p.out = s->panel;
+        p.out = out;
         p.s = s;
         return p;
     }
 
-    // Outputs o0..o1-1, sums over 0..k-1.
-    template <class From>
-    static void product(const te_mat *m, int32_t o0, int32_t o1, int32_t k, const void *px, int32_t n_tok, float *y,
-                        size_t ldy, const float *bias, bool add, void *memory) {
+    // Hidden values of gated neurons. Panels of gate's rows and of up's follow each other in turn: of 64 outputs the first 32
+    // are gates.
+    struct gated {
+        const te_gated *a;
+        int32_t n_tok;
+        uint8_t *ph;
+        int64_t *n_open, *n_fired;
+
+        panel open(place at, scratch *s) const {
+            const int32_t turn = (at.o + at.sub) / from_rows::width;
+            return panel_of<from_rows>(turn % 2 ? a->up : a->gate, turn / 2 * from_rows::width, a->up->n_rows, at.k,
+                                       a->up->cols, s, s->panel);
+        }
+        static __m512 with(const float *bias, int32_t j, int32_t n, const float *sums) {
+            const __m512 v = _mm512_load_ps(sums);
+            return bias && j < n ? _mm512_add_ps(v, _mm512_set1_ps(bias[j])) : v;
+        }
+        // Sums have tokens in lanes, and so has a tile of what `down` reads: pairs of neurons lie together.
+        template <int act> void tile(const float *g, const float *u, int32_t j0, __mmask16 tokens, uint8_t *out) const {
+            const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                                   22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+            const __m512 zero = _mm512_setzero_ps(), least = _mm512_set1_ps(a->threshold);
+            const int32_t n = a->up->n_rows;
+            int32_t open = 0, fired = 0;
+            for (int32_t r = 0; r < 16; r += 2, out += 64) {
+                __m512 h[2];
+                for (int32_t e = 0; e < 2; e++) {
+                    const int32_t j = j0 + r + e;
+                    const __m512 gate = with(a->gate_b, j, n, g + (r + e) * 16);
+                    h[e] = elementwise<vec_avx512>::glu_of<act>(gate, with(a->up_b, j, n, u + (r + e) * 16), least);
+                    if (j >= n) continue;
+                    const __mmask16 lets = act == TE_RELU ? _mm512_cmp_ps_mask(gate, least, _CMP_GT_OQ)
+                                           : act == TE_DRELU || act == TE_RELU2
+                                               ? _mm512_cmp_ps_mask(gate, zero, _CMP_GT_OQ)
+                                               : (__mmask16)0;
+                    open += __builtin_popcount(lets & tokens);
+                    fired += __builtin_popcount(_mm512_cmp_ps_mask(h[e], zero, _CMP_NEQ_UQ) & tokens);
+                }
+                const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(h[1], h[0]);
+                _mm512_store_si512(out, _mm512_permutexvar_epi16(pairs, both));
+            }
+            *n_open += open;
+            *n_fired += fired;
+        }
+        template <int act> void tiles(const float *sums, int32_t o, int32_t on, int32_t t, int32_t tn) const {
+            const int32_t t_pairs = up(tn, 32) / 32;
+            for (int32_t i = 0; i < on; i += 64)
+                for (int32_t at = 0; at < tn; at += 16) {
+                    const float *g = sums + ((size_t)(i / 32) * (size_t)t_pairs + (size_t)(at / 32)) * 1024 +
+                                     at / 16 % 2 * 256,
+                                *u = g + (size_t)t_pairs * 1024;
+                    const int32_t j = (o + i) / 2;
+                    const __mmask16 tokens = (__mmask16)(tn - at >= 16 ? 0xffff : (1 << (tn - at)) - 1);
+                    uint8_t *out = ph + packed_tile(t + at, j, n_tok, a->up->n_rows);
+                    for (int32_t half = 0; half < 2; half++)
+                        tile<act>(g + half * 512, u + half * 512, j + half * 16, tokens, out + half * 512);
+                }
+        }
+        void finish(const float *sums, int32_t o, int32_t on, int32_t t, int32_t tn) const {
+            switch (a->act) {
+            case TE_RELU:
+                return tiles<TE_RELU>(sums, o, on, t, tn);
+            case TE_DRELU:
+                return tiles<TE_DRELU>(sums, o, on, t, tn);
+            case TE_SILU:
+                return tiles<TE_SILU>(sums, o, on, t, tn);
+            case TE_GELU:
+                return tiles<TE_GELU>(sums, o, on, t, tn);
+            case TE_GELU_TANH:
+                return tiles<TE_GELU_TANH>(sums, o, on, t, tn);
+            case TE_CLAMPED:
+                return tiles<TE_CLAMPED>(sums, o, on, t, tn);
+            case TE_RELU2:
+                return tiles<TE_RELU2>(sums, o, on, t, tn);
+            case TE_XIELU:
+                return;
+            }
+        }
+    };
+
+    // Outputs o0..o1-1, sums over 0..k-1. A job opens panels, and takes the sums.
+    template <class From, class Job>
+    static void product(const Job &job, int32_t o0, int32_t o1, int32_t k, const void *px, int32_t n_tok,
+                        void *memory) {
         scratch *s = (scratch *)memory;
+        const auto follow = [=](place p) {
+            place next = {p.o, p.t, p.k, p.sub + From::width};
+            if (next.sub >= least(NC, o1 - p.o)) next = {p.o, p.t, p.k + KC, 0};
+            if (next.k >= k) next = {p.o, p.t + TP, 0, 0};
+            if (next.t >= n_tok) next = {p.o + NC, 0, 0, 0};
+            return next;
+        };
         place at = {o0, 0, 0, 0};
-        panel now = open<From>(m, at, o1, k, s);
+        panel now = job.open(at, s);
         for (;;) {
             From::make(now);
             written();
             const int32_t on = least(NC, o1 - at.o);
-            place after = {at.o, at.t, at.k, at.sub + From::width};
-            if (after.sub >= on) after = {at.o, at.t, at.k + KC, 0};
-            if (after.k >= k) after = {at.o, at.t + TP, 0, 0};
-            if (after.t >= n_tok) after = {at.o + NC, 0, 0, 0};
+            const place after = follow(at);
             const bool last = after.o >= o1;
-            const panel next = open<From>(m, last ? at : after, o1, k, s);
+            const panel next = job.open(last ? at : after, s);
             const int32_t tn = least(TP, n_tok - at.t), t_pairs = up(tn, 32) / 32, depth = now.depth(),
                           blocks = now.pairs() * t_pairs;
             const int32_t rows = last ? 0 : From::by_row ? next.on : next.kn;
             ahead fetch = {next.row(From::by_row ? next.o0 : next.k0) + next.first_byte,
-                           m->stride,
+                           next.m->stride,
                            next.bytes,
                            rows,
                            (int64_t)blocks * depth,
@@ -423,8 +523,7 @@ struct gemm_amx {
                     block<From, false>(w, x, depth, fetch);
                 change_sums<true>(c, i + 1 < blocks ? c + 1024 : c, at.k == 0);
             }
-            if (at.k + KC >= k && at.sub + From::width >= on)
-                to_y<From>(s->sums(), on, tn, y + (size_t)at.t * ldy + at.o, ldy, bias ? bias + at.o : NULL, add);
+            if (at.k + KC >= k && at.sub + From::width >= on) job.finish(s->sums(), at.o, on, at.t, tn);
             if (last) return;
             now = next;
             at = after;
@@ -433,11 +532,18 @@ struct gemm_amx {
 
     static void gemm(const te_mat *m, int32_t r0, int32_t r1, const void *px, int32_t n_tok, float *y, size_t ldy,
                      const float *bias, bool add, void *memory) {
-        product<from_rows>(m, r0, r1, m->cols, px, n_tok, y, ldy, bias, add, memory);
+        const plain<from_rows> job = {m, m->cols, r1, y, ldy, bias, add};
+        product<from_rows>(job, r0, r1, m->cols, px, n_tok, memory);
     }
     static void gemm_t(const te_mat *m, int32_t c0, int32_t c1, const void *ph, int32_t n_tok, float *y, size_t ldy,
                        const float *bias, bool add, void *memory) {
-        product<from_cols>(m, c0, c1, m->n_rows, ph, n_tok, y, ldy, bias, add, memory);
+        const plain<from_cols> job = {m, m->n_rows, c1, y, ldy, bias, add};
+        product<from_cols>(job, c0, c1, m->n_rows, ph, n_tok, memory);
+    }
+    static void glu(const te_gated *a, const void *px, int32_t n_tok, void *ph, int64_t *n_open, int64_t *n_fired,
+                    void *memory) {
+        const gated job = {a, n_tok, (uint8_t *)ph, n_open, n_fired};
+        product<from_rows>(job, 0, 2 * gemm_amx::up(a->up->n_rows, from_rows::width), a->up->cols, px, n_tok, memory);
     }
 };
 

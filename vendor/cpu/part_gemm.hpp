@@ -1,5 +1,5 @@
 // part_gemm.hpp - products for many tokens in floats.
 #include "gemm.hpp"
 
-TE_PART(gemm) { table->gemm = gemm_table<isa_vec>(); }
+TE_PART(gemm) { table->gemm = table->floats = gemm_table<isa_vec>(); }
 TE_ISA_END

@@ -3,7 +3,9 @@
 #include "codec_k.hpp"
 #include "gemm.hpp"
 #include "unpack.hpp"
+#include "elem.hpp"
 #include "gemm_amx.hpp"
+#include "attend_amx.hpp"
 
 TE_PART(gemm_amx) {
     using G = gemm_amx;
@@ -24,6 +26,10 @@ TE_PART(gemm_amx) {
     k.end = G::end;
     k.gemm = G::gemm;
     k.gemm_t = G::gemm_t;
+    k.glu = G::glu;
+    k.attend_bytes = attend_amx::bytes;
+    k.attend = attend_amx::attend;
+    k.attend_end = attend_amx::end;
     table->gemm = k;
 }
 TE_ISA_END

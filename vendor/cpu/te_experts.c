@@ -462,11 +462,40 @@ static void pack_slice(const run *r, const te_gemm_way *way, int32_t first, int3
     way->pack(m->x, m->ldx, m->token + first, n, m->cols, 0, n, r->me->slice);
 }
 
+/* Whether an expert's hidden values come as down's products read them. */
+static bool hidden_packed(const te_kernels *k, const te_expert *e) {
+    return k->gemm.glu && e->gate.w && e->down.w && te_gemm_of(k, e->gate.type).gemm == k->gemm.gemm &&
+           te_gemm_of(k, e->up.type).gemm == k->gemm.gemm && te_gemm_of(k, e->down.type).pack == k->gemm.pack;
+}
+
+/* All products of an expert for n of its tokens, as above. */
+static void run_packed(const run *r, const te_expert *e, int32_t first, int32_t n) {
+    const te_mixture *m = r->m;
+    const te_gemm_kernels *g = &r->ws->k->gemm;
+    const te_gated a = {&e->gate, &e->up, e->gate_b, e->up_b, m->act, m->threshold};
+    const int64_t n_all = (int64_t)n * e->up.n_rows;
+    int64_t n_open = 0, n_fired = 0;
+    g->pack(m->x, m->ldx, m->token + first, n, e->up.cols, 0, n, r->me->slice);
+    g->begin();
+    g->glu(&a, r->me->slice, n, r->me->hidden, &n_open, &n_fired, r->me->gemm);
+    const size_t cols = (size_t)e->up.cols;
+    g->gemm(&e->down, 0, (int32_t)cols, r->me->hidden, n, m->out + cols * (size_t)first, cols, e->down_b, false,
+            r->me->gemm);
+    g->end();
+    r->counts->listed += n_all;
+    r->counts->computed += silences(m) ? n_open : n_all;
+    r->counts->fired += n_fired;
+}
+
 /* All products of an expert for n of its tokens. most: of a slice. Where it can be, a member's hidden values are always at
  * the same place, which stays in its cache. */
 static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n, int32_t most) {
     const te_mixture *m = r->m;
     const te_kernels *k = r->ws->k;
+    if (hidden_packed(k, e)) {
+        run_packed(r, e, first, n);
+        return;
+    }
     const int32_t nth = r->team->nth, own = most * nth <= m->n_routes ? most * r->team->ith : first;
     const size_t n_ff = (size_t)e->up.n_rows, cols = (size_t)e->up.cols, at = n_ff * (size_t)own;
     float *g = m->gate + at, *u = m->hidden + at;

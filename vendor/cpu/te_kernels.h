@@ -99,13 +99,40 @@ typedef struct te_int8_kernels {
                  const float *bias, bool add, void *scratch);
 } te_int8_kernels;
 
+/* The first two products of gated neurons. */
+typedef struct te_gated {
+    const te_mat *gate, *up;
+    const float *gate_b, *up_b; /* or NULL */
+    te_activation act;
+    float threshold;
+} te_gated;
+
+/* A span of the positions that queries are compared with. */
+typedef struct te_attend {
+    const te_mat *k, *v; /* [n_blocks] rows are positions; all but the last have `block` of them, a multiple of 32 */
+    int32_t n_blocks, block;
+    int32_t span;           /* the most positions of a span */
+    int32_t n_rows;         /* queries */
+    const void *q;          /* packed, by pack */
+    const int32_t *lo, *hi; /* [n_rows] a query sees the span's positions lo..hi-1 */
+    float scale, cap;       /* of scores; cap > 0: soft_cap */
+    bool first;             /* nothing was gathered before */
+    void *memory;           /* attend_bytes, 64-byte aligned */
+} te_attend;
+
 /* A block of matrix product for many tokens; see te_ops.h for the collective operation that uses it.
  * gemm:   y[t*ldy + r] (+)= dot(row r, x[t]) for r0 <= r < r1, all n_tok tokens
  * gemm_t: y[t*ldy + c] (+)= sum over all rows r of h[t][r] * row r [c], for c0 <= c < c1  (multiples of 256, or cols)
  * px is what pack (for gemm_t: pack_t, k = rows of the matrix) made of the activations ([n_tok] rows of k floats,
  * ldx floats apart; token t is row row[t] of x, or row t if row is NULL) by the whole
  * team, each member its token share [t0, t1) (multiples of pack_unit, or n_tok). scratch: scratch_bytes, per
- * thread. begin/end bracket a thread's use (AMX tile state). */
+ * thread. begin/end bracket a thread's use (AMX tile state).
+ * glu: hidden values act(gate . x + gate_b) * (up . x + up_b) of n_tok tokens, as pack would make it of those that gemm and
+ * te_kernels.glu give, with the same bits; ph: 64-byte aligned. Adds to *n_open gates above the threshold (not counted for
+ * activations without a silent side), to *n_fired hidden values that are not 0. NULL: by gemm, glu and pack.
+ * attend: attention by products. Adds a span to what a->memory has gathered; a query's numbers do not depend on others.
+ * attend_end: y[r] = sum over positions p of exp(scale * (score[r][p] - top[r])) * v[p], total[r] the sum of these
+ * exponentials, to the rounding of gemm's inputs; of cap > 0 scale is 1, and scores are capped. NULL: by gemm and gemm_t. */
 typedef struct te_gemm_kernels {
     int32_t min_tok;                        /* from how many tokens on gemm_t beats the row kernels */
     uint16_t linear_min_tok[TE_TYPE_LIMIT]; /* from how many tokens on gemm beats the row kernels, by format */
@@ -123,6 +150,11 @@ typedef struct te_gemm_kernels {
                  const float *bias, bool add, void *scratch);
     void (*gemm_t)(const te_mat *m, int32_t c0, int32_t c1, const void *ph, int32_t n_tok, float *y, size_t ldy,
                    const float *bias, bool add, void *scratch);
+    void (*glu)(const te_gated *a, const void *px, int32_t n_tok, void *ph, int64_t *n_open, int64_t *n_fired,
+                void *scratch);
+    size_t (*attend_bytes)(int32_t n_rows, int32_t d, int32_t dv, int32_t span);
+    void (*attend)(const te_attend *a);
+    void (*attend_end)(const te_attend *a, float *y, size_t ldy, float *top, float *total);
     te_int8_kernels int8[TE_INT8_WAYS]; /* no format is in both */
 } te_gemm_kernels;
 
@@ -167,6 +199,7 @@ typedef struct te_kernels {
     const char *name;                  /* "scalar" "avx2" "avx2_vnni" "avx512" "avx512_bf16" "amx" "neon" "neon_dot" */
     te_row_kernels row[TE_TYPE_LIMIT]; /* by te_type; all entries NULL for types that cannot be dequantised */
     te_gemm_kernels gemm;              /* for every type that row[] knows */
+    te_gemm_kernels floats; /* the same by products of floats; neither integers nor bf16, glu and attend NULL */
 
     /* y may be x in all of these. */
     void (*rms_norm)(const float *x, const float *w, float eps, int32_t n,

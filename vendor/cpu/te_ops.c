@@ -39,6 +39,19 @@ static size_t packed_bytes(const te_kernels *k, int32_t n_tok, int32_t cols) {
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
+/* Those of a slice, or of a piece of te_op_linear_floats. */
+static size_t slice_bytes(const te_kernels *k, int32_t n_slice, int32_t cols) {
+    const size_t n = packed_bytes(k, n_slice, cols),
+                 floats = k->floats.pack_bytes(smaller(n_slice, TE_FLOATS_TOKENS), cols);
+    return n > floats ? n : floats;
+}
+
+static size_t gemm_bytes(const te_kernels *k, const te_workspace_limits *limits) {
+    const size_t n = k->gemm.scratch_bytes(limits->max_tok, limits->max_cols),
+                 floats = limits->max_slice > 0 ? k->floats.scratch_bytes(limits->max_tok, limits->max_cols) : 0;
+    return n > floats ? n : floats;
+}
+
 /* Whether so many packings by others instead of one's own are worth a barrier. */
 static bool worth_waiting(int32_t n_threads, int32_t n_tok) { return (n_threads - 1) * n_tok >= 16 && n_tok >= 4; }
 
@@ -66,10 +79,12 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
                                reserve(&total, pass, acc * sizeof(float), &ok)};
     const size_t queue_at = reserve(&total, pass, TE_QUEUE_FLOATS * sizeof(float), &ok);
     const size_t floats_at = reserve(&total, (size_t)larger(limits.max_cols, limits.max_rows), sizeof(float), &ok);
-    const size_t gemm_at = reserve(&total, 1, k->gemm.scratch_bytes(limits.max_tok, limits.max_cols), &ok);
+    const size_t gemm_at = reserve(&total, 1, gemm_bytes(k, &limits), &ok);
     const int32_t n_slice = smaller(limits.max_slice, limits.max_tok);
     const size_t slice_at =
-        reserve(&total, n_slice > 0, n_slice > 0 ? packed_bytes(k, n_slice, limits.max_cols) : 0, &ok);
+        reserve(&total, n_slice > 0, n_slice > 0 ? slice_bytes(k, n_slice, limits.max_cols) : 0, &ok);
+    const bool has_glu = n_slice > 0 && k->gemm.glu;
+    const size_t hidden_at = reserve(&total, has_glu, has_glu ? k->gemm.pack_bytes(n_slice, limits.max_cols) : 0, &ok);
     const size_t each = total;
     total = 0;
     reserve(&total, n_threads, each, &ok);
@@ -105,6 +120,7 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
         m->floats = (float *)(own + floats_at);
         m->gemm = own + gemm_at;
         m->slice = own + slice_at;
+        m->hidden = own + hidden_at;
     }
     *out = w;
     return TE_OK;
@@ -332,7 +348,7 @@ void te_op_linear_fetch(const te_team *team, const te_mat *w, size_t n_bytes) {
 
 enum { TOKENS = 8 }; /* that row kernels like at a time */
 
-/* Few rows and many tokens, as those of a router and a prompt: members share the tokens instead of the rows, so that they
+/* Few rows and many tokens, as those of a router and many sequences: members share the tokens instead of the rows, so that they
  * need not meet for every 32 of them. */
 static void linear_tokens(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products,
                           const float *x, size_t ldx, int32_t n_tok) {
@@ -402,6 +418,36 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
             }
         }
     }
+}
+
+void te_op_linear_floats(te_team *team, te_workspace *ws, const te_linear *l, const float *x, size_t ldx,
+                         int32_t n_tok) {
+    enum { LANES = 16, ROWS = 16, PARTS = 2 };
+    const te_gemm_kernels *g = &ws->k->floats;
+    te_member *me = &ws->member[team->ith];
+    const int32_t piece = smaller(TE_FLOATS_TOKENS, ws->limits.max_slice) / LANES, each = larger(piece, 1),
+                  units = (n_tok + LANES - 1) / LANES, row_units = (l->w.n_rows + ROWS - 1) / ROWS;
+    /* Of few tokens members share the rows, too. */
+    const int32_t many_units = 2 * te_pool_n_threads(team->pool),
+                  n_cuts = smaller((many_units + units - 1) / units, row_units);
+    te_work d;
+    te_work_begin(team, &d, PARTS, false);
+    g->begin();
+    while (te_work_next(team, &d)) {
+        int64_t lo, hi;
+        te_work_share(&d, (int64_t)units * n_cuts, 1, &lo, &hi);
+        for (int64_t i = lo, n; i < hi; i += n) {
+            const int32_t cut = (int32_t)(i / units), u = (int32_t)(i % units);
+            n = smaller(smaller((int32_t)(hi - i), units - u), each);
+            const int32_t t = u * LANES, n_some = smaller((int32_t)n * LANES, n_tok - t);
+            int64_t r0, r1;
+            te_share_of(cut, n_cuts, l->w.n_rows, ROWS, &r0, &r1);
+            g->pack(x + ldx * (size_t)t, ldx, NULL, n_some, l->w.cols, 0, n_some, me->slice);
+            g->gemm(&l->w, (int32_t)r0, (int32_t)r1, me->slice, n_some, l->y + l->ldy * (size_t)t, l->ldy, l->bias,
+                    l->add, me->gemm);
+        }
+    }
+    g->end();
 }
 
 void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const float *h, size_t ldh, int32_t n_tok,

@@ -56,6 +56,11 @@ typedef struct te_linear {
 void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, int32_t n_products, const float *x,
                   size_t ldx, int32_t n_tok);
 
+/* The same of one product with few rows, as a router's, by products of floats: x is not rounded, whatever the format. A
+ * token gets the same bits however many others there are. The workspace must have max_slice. */
+void te_op_linear_floats(te_team *team, te_workspace *ws, const te_linear *product, const float *x, size_t ldx,
+                         int32_t n_tok);
+
 /* Fetches up to n_bytes of the rows of w that this member will be the first to read in te_op_linear, for one who waits for
  * others before. */
 void te_op_linear_fetch(const te_team *team, const te_mat *w, size_t n_bytes);

@@ -8,6 +8,9 @@
 /* Row kernels take at most so many tokens at a time: one pass over the weights each. */
 enum { TE_WORKSPACE_TOKENS = 32 };
 
+/* Of te_op_linear_floats, packed where a slice is: their floats take as much as the bf16 of twice as many. */
+enum { TE_FLOATS_TOKENS = 144 };
+
 /* Members write only their own part, so that no two share a cache line; sums belong to a chain of a work queue, and whoever
  * has one of its parts writes there. Sums come in two sets, used in turn: whoever starts the next operation cannot
  * overwrite what a slower member still adds up. An operation has a barrier between its sums being complete and being
@@ -19,6 +22,7 @@ typedef struct te_member {
     float *floats;  /* the caller's, through te_workspace_floats */
     void *gemm;     /* the GEMM's scratch */
     void *slice;    /* activations of max_slice tokens as the GEMM wants them */
+    void *hidden;   /* and hidden values, where the kernels give them so */
 } te_member;
 
 struct te_workspace {
