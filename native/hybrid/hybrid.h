@@ -209,9 +209,6 @@ bool pi_hybrid_is_resident(const pi_hybrid *h);
 bool pi_hybrid_keeps(pi_hybrid *h, uint64_t key);
 /* Neurons of all layers that devices read by zero-copy. */
 int32_t pi_hybrid_zero_copy(const pi_hybrid *h);
-/* Where a step's inputs for n_tok tokens lie from base on, and how many bytes they take. */
-pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
-size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
 /* How many of a layer's cold neurons are loaded at once into n_bytes. */
 int32_t pi_hybrid_staged(const pi_hybrid *h, int32_t l, size_t n_bytes);
 void pi_hybrid_close(pi_hybrid *h);
@@ -220,6 +217,14 @@ void pi_hybrid_close(pi_hybrid *h);
 pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device);
 /* How the KV pool reaches the layers that lie on devices; errors wait in kv_status. */
 pi_kv_device pi_hybrid_kv(pi_hybrid *h);
+/* input.c: where a step's inputs for n_tok tokens lie from base on, and how many bytes they take; of these, counts. */
+pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base);
+size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok);
+size_t pi_hybrid_count_bytes(const pi_hybrid *h);
+/* Whether the first layer's device is given the embedding with the step's other inputs. */
+bool pi_hybrid_embeds_first(const pi_hybrid *h);
+/* The run's inputs for all devices; h->grouped and h->apart follow from them. */
+void pi_hybrid_fill_inputs(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
 /* Tokens, from the first on, whose output of layer l nobody wants; l = n_layer: nor that of the last one. */
@@ -238,8 +243,6 @@ int32_t pi_hybrid_list(const pi_hybrid *h, int32_t l, const uint32_t *marks, int
                        uint32_t *tokens);
 /* experts.c: of a step's routes in layer l, how many the device computed by zero-copy. */
 int32_t pi_hybrid_kept(const pi_hybrid *h, int32_t l);
-/* Bytes of counts at the end of a step's inputs. */
-size_t pi_hybrid_count_bytes(const pi_hybrid *h);
 /* experts.c: the CPU's part of a mixture of experts: what the device has not, of a few tokens. */
 void pi_hybrid_cold_experts(pi_hybrid *h, te_team *team, int32_t l);
 /* Whether each member adds up columns of its own of the cold neurons' sum in layer l, not neurons of its own. */

@@ -281,24 +281,11 @@ static void cold_neurons(pi_hybrid *h, te_team *team, int32_t l) {
     pi_hybrid_layer_done(h, team, l, began);
 }
 
-/* The first layer's device is given the embedding with the step's other inputs. */
-static bool embeds_first(const pi_hybrid *h) { return h->layer[0].device >= 0 && !h->s->model->layer[0].n_host; }
-static void embed_step(void *ctx, te_team *team) {
-    const pi_hybrid *h = ctx;
-    pi_session *s = h->s;
-    pi_step_embed(s, team);
-    te_barrier(team);
-    int64_t lo, hi;
-    te_share(team, (int64_t)h->n_tok * s->model->info.n_embd, 16, &lo, &hi);
-    float *to = pi_hybrid_input(h, h->n_tok, h->device[h->layer[0].device].shared_input).x;
-    memcpy(to + lo, s->x + lo, sizeof *to * (size_t)(hi - lo));
-}
-
 static void cpu_step(void *ctx, te_team *team) {
     pi_hybrid *h = ctx;
     pi_session *s = h->s;
     const int32_t n = s->model->info.n_layer;
-    int32_t at = embeds_first(h) ? h->layer[0].device : -1; /* where x is */
+    int32_t at = pi_hybrid_embeds_first(h) ? h->layer[0].device : -1; /* where x is */
     if (team->ith == 0) {
         h->n_members = team->nth;
         h->last_ns = te_os_now_ns();
@@ -416,62 +403,6 @@ static void record(pi_hybrid *h, int32_t l) {
 
 /* ---- a run ---- */
 
-/* Which tokens are whose, and where their states are. */
-static void fill_runs(const pi_hybrid *h, const pi_device_input *in) {
-    const pi_chunk *c = &h->s->chunk;
-    for (int32_t i = 0; i < c->n_tok; i++) {
-        const int32_t t = c->order[i];
-        in->order[i] = t;
-        in->state[t] = c->seq[t];
-        in->keep[t] = c->kept[i];
-    }
-    for (int32_t r = 0; r <= c->n_tok; r++) in->run[r] = r < c->n_runs ? c->run[r] : c->n_tok;
-}
-
-static void fill_inputs(pi_hybrid *h, int32_t device) {
-    const pi_session *s = h->s;
-    const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
-    const bool has_angles = embeds_first(h); /* made with the embedding, which is there */
-    memset(in.counts, 0, pi_hybrid_count_bytes(h));
-    for (int32_t l = 0; h->place && !h->decode && l < s->model->info.n_layer; l++)
-        if (h->layer[l].cold)
-            memcpy(in.cold + (ptrdiff_t)l * s->model->info.n_expert, h->layer[l].cold,
-                   sizeof *in.cold * (size_t)h->layer[l].n_cold);
-    if (h->place)
-        memcpy(in.place, h->place, sizeof *in.place * (size_t)s->model->info.n_layer * (size_t)s->model->info.n_expert);
-    const int32_t n_front = h->n_tok - h->n_logits;
-    bool is_grouped = true, is_mixed = n_front > 0 && h->n_logits > 1;
-    h->apart = true;
-    for (int32_t t = 0; t < h->n_tok; t++) {
-        const pi_seq *seq = &s->kv.seq[s->chunk.seq[t]];
-        in.pos[t] = s->chunk.pos[t];
-        in.first[t] = t;
-        for (int32_t k = t - 1; k >= 0; k--)
-            if (s->chunk.seq[k] == s->chunk.seq[t]) {
-                in.first[t] = in.first[k];
-                h->apart = false;
-                is_mixed &= t < n_front || k < n_front;
-                break;
-            }
-        const bool is_next = in.first[t] == t || in.first[t - 1] == in.first[t];
-        is_grouped &= is_next;
-        is_mixed &= is_next || t >= n_front;
-        for (int32_t p = 0; in.first[t] == t && p < s->kv.n_pools; p++) {
-            const pi_table *held = &seq->of[p];
-            memcpy(in.table + ((ptrdiff_t)p * h->n_tok + t) * h->ld_table + held->first, held->block + held->first,
-                   sizeof *held->block * (size_t)(held->n - held->first));
-        }
-        if (!has_angles) pi_step_angles(s, t, h->n_tok, in.cs);
-    }
-    h->grouped = is_mixed ? n_front : is_grouped ? h->n_tok : 0;
-    if (s->model->state_floats) fill_runs(h, &in);
-    for (int32_t i = 0; has_angles && i < s->model->n_ropes; i++) {
-        const size_t at = pi_rope_floats(s->model, i), n_rot = (size_t)s->model->rope[i].n_rot;
-        memcpy(in.cs + at * (size_t)h->n_tok, s->cs + at * (size_t)s->options.n_batch,
-               sizeof *in.cs * (size_t)h->n_tok * n_rot);
-    }
-}
-
 /* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
  * on a GPU for latent attention of so many. */
 static bool decodes_many(const pi_hybrid *h) {
@@ -505,8 +436,7 @@ static pi_status run(pi_hybrid *h) {
     char problem[1024] = "";
     pi_status st = PI_OK;
     h->late = 0;
-    if (embeds_first(h)) te_pool_run(h->n_tok > h->max_decode ? h->few : h->caller, embed_step, h);
-    for (int32_t i = 0; i < h->n_devices; i++) fill_inputs(h, i);
+    pi_hybrid_fill_inputs(h);
     const uint64_t key = program_key(h);
     h->n_runs = key ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);

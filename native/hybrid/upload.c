@@ -139,43 +139,6 @@ static void send_layer(pi_upload *u, const pi_layer *layer, pi_device_layer *d) 
 
 /* ---- buffers ---- */
 
-size_t pi_hybrid_count_bytes(const pi_hybrid *h) {
-    const pi_model_info *i = &h->s->model->info;
-    return sizeof(uint32_t) * (size_t)i->n_layer * (3 + (size_t)i->n_expert);
-}
-
-static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at, char *base) {
-    const pi_model_info *i = &h->s->model->info;
-    const size_t n_layer = (size_t)i->n_layer, n_expert = (size_t)i->n_expert;
-    const size_t x = round_up(sizeof(float) * n_tok * (size_t)i->n_embd, 64),
-                 each = round_up(sizeof(int32_t) * n_tok, 64), table = x + 2 * each,
-                 cs = table + round_up(sizeof(int32_t) * (size_t)h->s->kv.n_pools * n_tok * (size_t)h->ld_table, 64),
-                 order = round_up(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes), 64),
-                 run = h->s->model->state_floats ? round_up(sizeof(int32_t) * (n_tok + 1), 64) : 0,
-                 place = order + 4 * run, counts = round_up(place + sizeof(int32_t) * n_layer * n_expert, 64);
-    if (at)
-        *at = (pi_device_input){.x = (float *)(void *)base,
-                                .pos = (int32_t *)(void *)(base + x),
-                                .first = (int32_t *)(void *)(base + x + each),
-                                .table = (int32_t *)(void *)(base + table),
-                                .cs = (float *)(void *)(base + cs),
-                                .order = (int32_t *)(void *)(base + order),
-                                .run = (int32_t *)(void *)(base + order + run),
-                                .state = (int32_t *)(void *)(base + order + 2 * run),
-                                .keep = (int32_t *)(void *)(base + order + 3 * run),
-                                .place = (int32_t *)(void *)(base + place),
-                                .counts = (uint32_t *)(void *)(base + counts),
-                                .uses = (uint32_t *)(void *)(base + counts) + 3 * n_layer,
-                                .cold = (int32_t *)(void *)(base + counts + pi_hybrid_count_bytes(h))};
-    return counts + pi_hybrid_count_bytes(h) + (h->decode ? 0 : sizeof(int32_t) * n_layer * n_expert);
-}
-pi_device_input pi_hybrid_input(const pi_hybrid *h, int32_t n_tok, void *base) {
-    pi_device_input in;
-    (void)input_bytes(h, (size_t)n_tok, &in, base);
-    return in;
-}
-size_t pi_hybrid_input_bytes(const pi_hybrid *h, int32_t n_tok) { return input_bytes(h, (size_t)n_tok, NULL, NULL); }
-
 /* The same of n experts. */
 static size_t staged_experts(const pi_experts *w, size_t n) {
     size_t sum = 0;
@@ -249,7 +212,7 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     int32_t most_cold = 0;
     for (int32_t l = 0; l < i->n_layer; l++)
         if (h->layer[l].n_cpu > most_cold) most_cold = h->layer[l].n_cpu;
-    d->input_bytes = input_bytes(h, b, NULL, NULL);
+    d->input_bytes = pi_hybrid_input_bytes(h, h->s->options.n_batch);
     d->input = pi_upload_reserve(u, d->input_bytes);
     d->shared_input = share(u, d->input_bytes);
     d->ticket = pi_upload_reserve(u, sizeof *d->ticket);
