@@ -70,6 +70,16 @@ def test_devices_answer_together(model: Model, alone: Arrays, name: str, split: 
         assert all(np.array_equal(a, b) for a, b in zip(got, drive(again, IDS), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("layers", "head"),
+    [([1, 1, 1, 0, 0, 0], 0), ([0, 1, 0, 1, 1, 1], 1), ([0, 0, 0, 1, -1, 0], -1), ([0, 0, 0, 1, 1, 1], 0)],
+)
+def test_a_device_has_one_range_of_layers(model: Model, layers: list[int], head: int) -> None:
+    """In the order of the devices: x goes straight from one to the next, and never back."""
+    with pytest.raises(ArgumentError, match=r"of the plan is on device 0, must be 1\.\.1"):
+        place(model, "all", "exact", devices=layers, head=head, n_devices=2)
+
+
 def test_each_budget_is_kept(model: Model, alone: Arrays) -> None:
     """What a plan spreads over two or three devices fits into the budget of each."""
     rates = engine.Rates(gpu_bytes_per_s=4e12, cpu_bytes_per_s=1e10, handover_us=0, layer_us=0, ffn_us=0)
