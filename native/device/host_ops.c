@@ -19,9 +19,9 @@ static void mix_mat(pi_host_device *d, const te_mat *m) {
     mix(d, (uint64_t)m->n_rows << 32 | (uint32_t)m->cols);
 }
 
-bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
+/* Whether it does: faults that are asked for come here. */
+static bool goes_on(pi_device *dev) {
     pi_host_device *d = pi_host(dev);
-    mix(d, kind << 32 | (uint32_t)n_tok);
     pi_host_be_late(d);
     if (PI_HOST_IS_DUE(die)) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: operation"));
     const bool vanishes = PI_HOST_IS_DUE(vanish);
@@ -30,6 +30,12 @@ bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
         while (!__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED)) te_os_wait(dev->cancelled, 0, 1000000);
     if (vanishes) pi_host_fail(d, PI_FAIL(PI_ERROR_DEVICE, "a fault that was asked for: the device is lost"));
     return d->status == PI_OK && !__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED);
+}
+
+bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
+    pi_host_device *d = pi_host(dev);
+    mix(d, kind << 32 | (uint32_t)n_tok);
+    return goes_on(dev);
 }
 
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -74,11 +80,11 @@ static void norm_row(const pi_host_device *d, const te_norm *n, const float *x, 
         d->kernels->rms_norm(x, n->w, n->eps, cols, y);
 }
 
-static void publish_floats(uint64_t *words, int64_t first, int64_t n, uint32_t ticket, const float *v) {
+static void publish_floats(uint64_t *words, int64_t n, uint32_t ticket, const float *v) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, v + i, sizeof bits);
-        pi_publish_words(words, first + i, 1, ticket, &bits);
+        pi_publish_words(words, i, 1, ticket, &bits);
     }
 }
 
@@ -115,11 +121,16 @@ void pi_host_linear(pi_device *dev, const te_linear_args *a) {
     if (!x || !pi_host_reserve_work(d, a->n_tok, a->cols, rows)) return;
     if (a->side.keep || a->side.publish) {
         float *row = x + n * (size_t)a->n_tok;
-        for (int32_t t = 0; t < a->n_tok; t++) {
+        for (int32_t t = a->n_tok - 1; t >= 0; t--) {
             norm_row(d, &a->side.norm, a->x + a->ldx * (size_t)t, a->cols, row);
             if (a->side.keep) memcpy(a->side.keep + n * (size_t)t, row, sizeof *row * n);
-            if (a->side.publish)
-                publish_floats(a->side.publish, (int64_t)t * a->cols, a->cols, ticket_of(&a->side.ticket), row);
+            if (!a->side.publish) continue;
+            /* A GPU's blocks post in any order, and one that fails has posted some words: here the last ones. */
+            const int64_t half = a->cols / 2;
+            uint64_t *words = a->side.publish + n * (size_t)t;
+            publish_floats(words + half, a->cols - half, ticket_of(&a->side.ticket), row + half);
+            if (t == a->n_tok - 1 && !goes_on(dev)) return;
+            publish_floats(words, half, ticket_of(&a->side.ticket), row);
         }
     }
     if (!a->n_products) return;

@@ -221,22 +221,22 @@ static int32_t most_logits(const pi_model_info *i, int32_t n_batch) {
     return n < 1 ? 1 : n < n_batch ? (int32_t)n : n_batch;
 }
 
-/* Experts' places change from step to step. */
 static bool is_whole(const pi_hybrid *h) {
     const pi_model *m = h->s->model;
-    bool whole = h->head_device >= 0 && !h->s->options.keep_hidden;
-    for (int32_t l = 0; l < m->info.n_layer; l++)
-        whole &= h->layer[l].device >= 0 && !h->layer[l].n_cpu && !m->layer[l].n_host && !m->layer[l].n_tail &&
-                 !pi_experts_of(&m->layer[l]);
+    bool whole = pi_hybrid_is_resident(h) && h->head_device >= 0 && !h->s->options.keep_hidden;
+    for (int32_t l = 0; l < m->info.n_layer; l++) whole &= !m->layer[l].n_host && !m->layer[l].n_tail;
     return whole;
+}
+
+int32_t pi_hybrid_device_of(const pi_hybrid *h, int32_t l) {
+    return l < h->s->model->info.n_layer ? h->layer[l].device : h->head_device;
 }
 
 bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
     const pi_model *m = h->s->model;
-    const int32_t n = m->info.n_layer, to = l < n ? h->layer[l].device : h->head_device,
-                  from = l > 0 ? h->layer[l - 1].device : -1;
+    const int32_t to = pi_hybrid_device_of(h, l), from = l > 0 ? h->layer[l - 1].device : -1;
     if (from < 0 || to < 0 || from == to || m->layer[l - 1].n_tail) return false;
-    return l < n ? !m->layer[l].n_host : !h->s->options.keep_hidden;
+    return l < m->info.n_layer ? !m->layer[l].n_host : !h->s->options.keep_hidden;
 }
 
 pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {

@@ -148,7 +148,7 @@ typedef struct pi_hybrid {
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
     uint32_t number;               /* of the step's first hand-over */
-    bool is_whole;                 /* devices have all of the model: the CPU computes nothing in a step */
+    bool is_whole;                 /* all is resident, and the head: the CPU computes nothing in a step */
     te_pool *caller;               /* the calling thread by itself */
     te_pool *few;                  /* a part of the threads, for what is small: one of all always finds its CPU taken */
     pi_cold_member *member;        /* [n_threads] */
@@ -202,7 +202,8 @@ pi_status pi_hybrid_add_fired(pi_hybrid *h, int32_t l, uint32_t *count);
 pi_status pi_hybrid_reset_fired(pi_hybrid *h);
 /* The first error of copies of K and V since it was asked last. */
 pi_status pi_hybrid_kv_status(pi_hybrid *h);
-/* Whether devices load nothing for a prompt: of a mixture, they have all of its experts; and whether they have all layers. */
+/* Whether devices load nothing for a prompt: of a mixture, they have all of its experts; and whether they have all layers,
+ * too. */
 bool pi_hybrid_loads_nothing(const pi_hybrid *h);
 bool pi_hybrid_is_resident(const pi_hybrid *h);
 /* Whether a program for prompts and decoding is kept: the second in a row of a key, while there is room. */
@@ -231,8 +232,11 @@ pi_status pi_hybrid_run(pi_hybrid *h);
 static inline int32_t pi_hybrid_unwanted(const pi_hybrid *h, int32_t l) {
     return l + 1 < h->s->model->info.n_layer ? 0 : h->n_unwanted;
 }
-/* Whether x in front of layer l, or of the head (n_layer), goes straight from the device of the layer before to another
- * one, which reads it where the first has posted it. */
+/* The device of layer l, or of the head (n_layer); -1: the CPU. Devices are numbered in the order of their layers. */
+int32_t pi_hybrid_device_of(const pi_hybrid *h, int32_t l);
+/* Whether x in front of layer l, or of the head, goes straight from the device of the layer before to another one, which
+ * reads it where the first has posted it. Plans see to it that the first has no layer behind: it would post other words
+ * there, perhaps before the CPU has seen these, and the two could wait for each other. */
 bool pi_hybrid_passes(const pi_hybrid *h, int32_t l);
 /* Waits for words from a device; one that times out gives zeros, and ends all other waits. */
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,

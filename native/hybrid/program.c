@@ -180,7 +180,7 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
         layer(&here, l);
         const bool returns = (l + 1 < n && h->layer[l + 1].device == part->device && m->layer[l + 1].n_host) ||
                              (m->layer[l].n_tail && here.n_tok);
-        const int32_t next = l + 1 < n ? h->layer[l + 1].device : h->head_device;
+        const int32_t next = pi_hybrid_device_of(h, l + 1);
         const bool is_last = l + 1 == n, kept = is_last && h->s->options.keep_hidden;
         if (returns || kept || (next != part->device && (!is_last || h->n_logits))) publish_x(&here, l);
     }

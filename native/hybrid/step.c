@@ -8,9 +8,9 @@
  *            waits for the sum, adds
  *     LEAVE  posts x                             waits for x, computes its own layers
  *
- * A device that has the layer behind another's waits for that same x; the CPU only sees that it comes, since it is the CPU
- * that finds out who is silent. Blocks that no device computes, at a layer's beginning or end, are computed by the CPU: x
- * comes back for that, and each such layer begins with ENTER, or ends with LEAVE.
+ * A device that has the layer behind another's waits for that same x. The CPU waits for the last word of it alone, to find
+ * out who is silent: others may still be on their way. Blocks that no device computes, at a layer's beginning or end, are
+ * computed by the CPU: x comes back for that, and each such layer begins with ENTER, or ends with LEAVE.
  *
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
@@ -42,15 +42,22 @@ static void cancel_all(pi_hybrid *h) {
     for (int32_t i = 0; i < h->n_devices; i++) cancel(h, i);
 }
 
-static void look_at(void *ctx) {
-    pi_device *dev = ctx;
-    dev->ops->look(dev);
+/* At all of them: the one that is waited for may wait for x of another that is lost. */
+static void look_at_all(void *ctx) {
+    pi_hybrid *h = ctx;
+    bool lost = false;
+    for (int32_t i = 0; i < h->n_devices; i++) {
+        pi_device *dev = h->device[i].dev;
+        dev->ops->look(dev);
+        lost |= __atomic_load_n(dev->cancelled, __ATOMIC_RELAXED) != 0;
+    }
+    if (lost) cancel_all(h);
 }
 
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out) {
     pi_device *dev = h->device[device].dev;
-    const pi_wait wait = {dev->cancelled, h->wait_ns, look_at, dev};
+    const pi_wait wait = {dev->cancelled, h->wait_ns, look_at_all, h};
     const pi_awaited got = pi_await_words(&wait, words, first, n, ticket, out);
     if (got == PI_GOT) return;
     if (got == PI_LATE) __atomic_store_n(&h->late, device + 1, __ATOMIC_RELAXED);
@@ -79,8 +86,9 @@ static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, int32_t l,
     pi_hybrid_await(h, device, h->device[device].published, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
 }
 
-/* Where devices pass x on by themselves: until its last word is there. All members do: none is to wait for the second
- * device while it waits for the first. */
+/* Where devices pass x on by themselves: until its last word is there, whatever the others are. A device that posts it and
+ * fails before them is found by whoever waits for the next one. All members wait: none is to wait for the second device while
+ * it waits for the first. */
 static void watch(pi_hybrid *h, int32_t device, int32_t l) {
     uint32_t word;
     const int64_t last = (int64_t)h->n_tok * h->s->model->info.n_embd - 1;
@@ -292,8 +300,7 @@ static void cpu_step(void *ctx, te_team *team) {
     }
     if (at < 0) pi_step_embed(s, team);
     for (int32_t l = 0; l <= n; l++) {
-        const int32_t device = l < n ? h->layer[l].device : h->head_device,
-                      n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
+        const int32_t device = pi_hybrid_device_of(h, l), n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
         const bool keeps = l == n && s->options.keep_hidden;
         if (l == n && !h->n_logits && !keeps) break;
         const bool passes = pi_hybrid_passes(h, l);
@@ -452,15 +459,15 @@ static pi_status run(pi_hybrid *h) {
     else
         cancel_all(h);
     if (h->late) {
-        const pi_status late =
-            PI_FAIL(PI_ERROR_TIMEOUT, "device %d did not answer within %g s", h->late - 1, (double)h->wait_ns * 1e-9);
+        const pi_status late = PI_FAIL(PI_ERROR_TIMEOUT, "device %d did not answer within %g s",
+                                       h->device[h->late - 1].of_plan, (double)h->wait_ns * 1e-9);
         note(&st, late, pi_error_message(), &problem);
     }
     for (int32_t i = 0; i < h->n_devices; i++) {
         const pi_device_ops *ops = h->device[i].dev->ops;
+        if (st != PI_OK) cancel(h, i); /* it may wait for x of one before it */
         const pi_status finished = ops->finish(h->device[i].dev);
         note(&st, finished, ops->error(), &problem);
-        for (int32_t k = i + 1; finished != PI_OK && k < h->n_devices; k++) cancel(h, k); /* they may wait for its x */
     }
     if (st == PI_OK) return PI_OK;
     /* A program that did not run has not counted its step. */
