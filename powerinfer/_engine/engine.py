@@ -72,7 +72,7 @@ class Engine(OneCall):
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
         if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
-        self._pace = Pace(prompt_part)
+        self._pace = Pace(prompt_part, n_mixed=info.n_mixed)
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)

@@ -109,16 +109,19 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
     path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu"])
     with Model(path) as model:
         with opened(model) as s:
-            assert last_program(s) == 23
+            assert last_program(s) == 23 and s.info.n_mixed == 64
             feed(s, [9] * 62 + [5, 6, 7], [3] * 62 + [0, 1, 2], [PROMPT] * 62 + [GENERATED] * 3)
             assert s.last_step[0].n_tokens == 3
             feed(s, [9] * 10 + [5, 6, 7, 8], [3] * 10 + [0, 1, 2, 2], [PROMPT] * 10 + [GENERATED] * 4)
             assert s.last_step[0].n_tokens == 4
         with opened(model, 0.5) as s:
-            assert last_program(s) == 3
+            assert last_program(s) == 3 and s.info.n_mixed == 0
+        with Session(model, n_ctx=128, n_seq=4) as s:
+            assert s.info.n_mixed == 0
     spec = models.SPECS["bamboo"]
     path = models.write_sparse(tmp_path / "p.gguf", spec, models.draw_predictor(spec))
     with Model(path) as model:
         for mask_prompts in (False, True):
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
+                assert s.info.n_mixed == (64 if mask_prompts else 0)
