@@ -16,6 +16,9 @@ tokens used was found on the GPU, and what the bytes allow where the CPU alone r
 With --busy decoding is timed again beside so many programs that keep a core busy each; what the cores that
 are left allow is the quiet rate times 1 - busy / cores.
 
+A plan may be for several GPUs, which have the budget each. Of replicas each has a session, a GPU and a part
+of the threads of its own; they decode at the same time, and their rates are added up.
+
 The share is the time that all bytes of a token would take at the rate of the GPU's memory, over the time that
 the token took: how near a resident model is to its ceiling, and what a larger GPU could gain.
 """
@@ -28,9 +31,10 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +80,10 @@ class Row:
     """Sequences that decode side by side; rates are of all together."""
     depth: int = 64
     """Tokens of each in front of those that are decoded."""
+    gpus: int = 1
+    """That share the layers; budget: of each."""
+    replicas: int = 1
+    """Sessions, on a GPU each; n_seq: of each."""
 
 
 GOAL_CPU = 100
@@ -99,6 +107,8 @@ SMALLTHINKER = replace(
     goal=200,
 )
 DENSE = Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense", goal=250)
+SPARSE = Row("Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted", goal=430)
+Q4_DENSE = Row("Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense", goal=450)
 GPT_OSS = replace(
     QWEN3, what="gpt-oss-20b MXFP4, skew 0.5", shape="gpt-oss-20b", type="MXFP4_MOE", active=0.4, goal=0
 )
@@ -116,11 +126,11 @@ ROWS = {
     ),
     "llama-dense": DENSE,
     "llama-dense-16k": replace(DENSE, what="the same, 16,384 positions", depth=16384, goal=165),
-    "llama-sparse": Row(
-        "Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted", goal=430
-    ),
-    "llama-q4-dense": Row(
-        "Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense", goal=450
+    "llama-sparse": SPARSE,
+    "llama-sparse-two-gpus": replace(SPARSE, what="the same, over two GPUs", budget=10, gpus=2),
+    "llama-q4-dense": Q4_DENSE,
+    "llama-q4-dense-two-replicas": replace(
+        Q4_DENSE, what="the same, 64 sequences on each of two GPUs", n_seq=64, replicas=2, goal=0
     ),
     **{
         f"llama-{name}-{n}-sequences": replace(
@@ -203,13 +213,15 @@ def make_model(row: Row, folder: Path) -> Path:
     return path
 
 
-def used_mib() -> int:
-    """Of the GPU's memory, as its driver says."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+def used_mib() -> list[int]:
+    """Of each GPU's memory, as its driver says; nothing: it does not."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        return [
+            int(n) for n in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        ]
     except (OSError, subprocess.CalledProcessError, ValueError):
-        return -1
+        return []
 
 
 def feed_prompt(s: Session, ids: np.ndarray[Any, Any]) -> float:
@@ -318,61 +330,89 @@ SETTLE_S = 1.0
 """How long decoding goes on beside busy cores before it is timed."""
 
 
-def measure_busy(s: Session, row: Row, n_vocab: int, n_tokens: int, busy: Sequence[int]) -> dict[int, Any]:
+def step(s: Session, row: Row, rng: np.random.Generator) -> float:
+    """Seconds of one more token of each sequence."""
+    sequences = range(row.n_seq)
+    if max(map(s.length, sequences)) > row.depth + 500:
+        for seq in sequences:
+            s.cut(row.depth, seq=seq)
+    ids = rng.integers(3, s.model.info.n_vocab - 1, row.n_seq, dtype=np.int32)
+    start = time.perf_counter()
+    s.feed(ids, seq=list(sequences), want_logits=True)
+    return time.perf_counter() - start
+
+
+def measure_busy(s: Session, row: Row, n_tokens: int, busy: Sequence[int]) -> dict[int, Any]:
     """Tokens per second, the mean and the median step's, by how many cores are busy; 0 first."""
-    rng, sequences = np.random.default_rng(2), list(range(row.n_seq))
-
-    def step() -> float:
-        start = time.perf_counter()
-        s.feed(rng.integers(3, n_vocab - 1, row.n_seq, dtype=np.int32), seq=sequences, want_logits=True)
-        return time.perf_counter() - start
-
-    def room() -> None:
-        if max(map(s.length, sequences)) + 64 > s.info.n_ctx:
-            for seq in sequences:
-                s.cut(64, seq=seq)
-
+    rng = np.random.default_rng(2)
     rates: dict[int, Any] = {}
     for n in (0, *busy):
         with busy_cores(n):
             end = time.perf_counter() + SETTLE_S
             while time.perf_counter() < end:
-                room()
-                step()
-            times = []
-            for _ in range(n_tokens):
-                room()
-                times.append(step())
+                step(s, row, rng)
+            times = [step(s, row, rng) for _ in range(n_tokens)]
         mean, median = row.n_seq * n_tokens / sum(times), row.n_seq / statistics.median(times)
         rates[n] = {"mean_tokens_per_s": mean, "median_tokens_per_s": median}
     return rates
 
 
+@contextmanager
+def others_decode(others: Sequence[Session], row: Row) -> Iterator[list[list[float]]]:
+    """Replicas that decode meanwhile, and the seconds of each one's steps."""
+    times: list[list[float]] = [[] for _ in others]
+    ended = threading.Event()
+
+    def decode(s: Session, own: list[float]) -> None:
+        rng = np.random.default_rng(3)
+        while not ended.is_set():
+            own.append(step(s, row, rng))
+
+    threads = [threading.Thread(target=decode, args=pair) for pair in zip(others, times, strict=True)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield times
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
 def measure(
-    row: Row, path: Path, threads: int, n_tokens: int, idle: int, busy: Sequence[int] = ()
+    row: Row, path: Path, threads: int, n_tokens: int, idle: Sequence[int], busy: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """idle: MiB that the GPU's memory held before this process used it."""
+    """idle: MiB that each GPU's memory held before this process used it."""
     before = measure_ceilings(threads)
     n_batch = max(512, *row.prompts)
-    facts = machine.device_facts("cuda", 0, measure=True)
+    n_gpus = max(row.gpus, row.replicas)
+    facts = [machine.device_facts("cuda", i, measure=True) for i in range(n_gpus)]
     n_ctx = max(*row.prompts, row.depth) + 512 * row.n_seq + row.depth * (row.n_seq - 1)
     settings = Settings(n_ctx=n_ctx, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
-        rates = device_rates([facts], zero_copy=row.zero_copy)
-        plan = make_plan(model, vram_budget=row.budget, settings=settings, rates=rates)
+        rates = device_rates(facts, zero_copy=row.zero_copy)
+        budgets = [row.budget] * row.gpus
+        plan = make_plan(model, vram_budget=budgets, settings=settings, rates=rates)
         start = time.perf_counter()
-        with Session(
-            model,
-            plan=plan.native(model),
-            device="cuda",
-            n_ctx=settings.n_ctx,
-            n_batch=settings.n_batch,
-            sparsity=row.sparsity,
-            n_threads=threads,
-            n_seq=row.n_seq,
-            look_ahead=row.look_ahead,
-        ) as s:
+        with ExitStack() as stack:
+            sessions = [
+                stack.enter_context(
+                    Session(
+                        model,
+                        plan=plan.native(model),
+                        device=[f"cuda:{i + k}" for k in range(row.gpus)],
+                        n_ctx=settings.n_ctx,
+                        n_batch=settings.n_batch,
+                        sparsity=row.sparsity,
+                        n_threads=max(threads // row.replicas, 1),
+                        n_seq=row.n_seq,
+                        look_ahead=row.look_ahead,
+                    )
+                )
+                for i in range(row.replicas)
+            ]
+            s = sessions[0]
             open_s = time.perf_counter() - start
             high = model.info.n_vocab - 1
 
@@ -383,27 +423,29 @@ def measure(
             for n in row.prompts:
                 ids = draw(n)
                 prompts[n] = n / min(feed_prompt(s, ids) for _ in range(3))
-            feed_prompt(s, draw(row.depth))
-            for other in range(1, row.n_seq):
-                s.feed(draw(row.depth), seq=other)
-            times, sides = [], []
+            for one in sessions:
+                feed_prompt(one, draw(row.depth))
+                for other in range(1, row.n_seq):
+                    one.feed(draw(row.depth), seq=other)
+            sides = []
+            times: list[float] = []
             resident = all(len(layer.hot) == model.info.n_placed for layer in plan.layers)
-            sequences, counted = list(range(row.n_seq)), count_experts(s, model)
-            for i in range(n_tokens + row.n_warm):
-                if i == row.n_warm:
-                    counted = count_experts(s, model)
-                ids = draw(row.n_seq)
-                start = time.perf_counter()
-                s.feed(ids, seq=sequences, want_logits=True)
-                if i >= row.n_warm:
-                    times.append(time.perf_counter() - start)
-                    sides.append(by_sides(s, model, resident))
+            counted = count_experts(s, model)
+            with others_decode(sessions[1:], row) as of_others:
+                for i in range(n_tokens + row.n_warm):
+                    if i == row.n_warm:
+                        counted = count_experts(s, model)
+                    seconds = step(s, row, rng)
+                    if i >= row.n_warm:
+                        times.append(seconds)
+                        sides.append(by_sides(s, model, resident))
             experts = expert_uses(model, counted, count_experts(s, model), n_tokens * row.n_seq)
-            beside = measure_busy(s, row, high, n_tokens, busy) if busy else {}
+            beside = measure_busy(s, row, n_tokens, busy) if busy else {}
             n_layer = model.info.n_layer
-            used = used_mib() - idle
-            own = s.info.n_device_bytes / GIB
+            used = sum(now - then for now, then in zip(used_mib()[:n_gpus], idle, strict=False))
+            own = sum(one.info.n_device_bytes for one in sessions) / GIB
     after = measure_ceilings(threads)
+    all_times = [times, *(own[row.n_warm :] for own in of_others)]
     ms = 1e3 * statistics.median(times)
     side = {name: statistics.median(one[name] for one in sides) for name in sides[0]}
     best = {name: max(getattr(before, name), getattr(after, name)) for name in ("gpu", "cpu")}
@@ -413,11 +455,11 @@ def measure(
         limit = limit_ms(side["mb"], experts, best["gpu"], best["cpu"], n_layer)
         of_experts = asdict(experts) | {"mb_rest": side["mb"] - experts.mb_used, "limit_ms": limit}
     return {
-        "tokens_per_s": row.n_seq * 1e3 / ms,
-        "mean_tokens_per_s": row.n_seq * len(times) / sum(times),
+        "tokens_per_s": sum(row.n_seq / statistics.median(own) for own in all_times),
+        "mean_tokens_per_s": sum(row.n_seq / statistics.fmean(own) for own in all_times),
         "busy": beside,
         "goal_here": row.goal * (1 if resident else (before.cpu + after.cpu) / 2 / GOAL_CPU),
-        "best_tokens_per_s": row.n_seq / min(times),
+        "best_tokens_per_s": sum(row.n_seq / min(own) for own in all_times),
         "ms": ms,
         "cpu_ms": side["cpu_ms"],
         "mb_per_token": side["mb"],
@@ -435,13 +477,17 @@ def measure(
     }
 
 
+def budget(row: Row) -> str:
+    return f"{row.budget:g} GiB" + (" each" if row.gpus * row.replicas > 1 else "")
+
+
 def show(name: str, row: Row, r: dict[str, Any]) -> None:
     p, a, b = r["plan"], r["ceilings"]["before"], r["ceilings"]["after"]
     prompts = ", ".join(f"{n}: {rate:,.0f}" for n, rate in r["prompt_tokens_per_s"].items())
     goal = f"; goal {row.goal:g}, at this CPU's rate {r['goal_here']:.0f}" if row.goal else ""
     unit = "experts" if r["experts"] else "neurons"
     print(
-        f"{name}: {row.what}, {row.budget:g} GiB\n"
+        f"{name}: {row.what}, {budget(row)}\n"
         f"  {r['tokens_per_s']:.1f} tokens/s (mean {r['mean_tokens_per_s']:.1f}, "
         f"best {r['best_tokens_per_s']:.1f}{goal}), "
         f"{r['ms']:.3f} ms a token, CPU at work {r['cpu_ms']:.3f} ms, {r['mb_per_token']:.0f} MB a token; "
@@ -500,7 +546,7 @@ def main() -> int:
     a = p.parse_args()
     if a.list:
         for name, row in ROWS.items():
-            print(f"{name}: {row.what}, {row.budget:g} GiB")
+            print(f"{name}: {row.what}, {budget(row)}")
         return 0
     unknown = [name for name in a.rows if name not in ROWS]
     if unknown:

@@ -32,7 +32,10 @@ static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t ti
             w->look(w->ctx);
         }
         static const uint32_t never;
-        if (now - began > spin_ns) te_os_wait(&never, 0, 50000);
+        if (now - began > spin_ns)
+            te_os_wait(&never, 0, 50000);
+        else if (now - began > PI_YIELD_NS)
+            te_os_yield();
     }
 }
 

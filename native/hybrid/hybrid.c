@@ -226,9 +226,17 @@ static bool is_whole(const pi_hybrid *h) {
     const pi_model *m = h->s->model;
     bool whole = h->head_device >= 0 && !h->s->options.keep_hidden;
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        whole &= h->layer[l].device == h->head_device && !h->layer[l].n_cpu && !m->layer[l].n_host &&
-                 !m->layer[l].n_tail && !pi_experts_of(&m->layer[l]);
+        whole &= h->layer[l].device >= 0 && !h->layer[l].n_cpu && !m->layer[l].n_host && !m->layer[l].n_tail &&
+                 !pi_experts_of(&m->layer[l]);
     return whole;
+}
+
+bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
+    const pi_model *m = h->s->model;
+    const int32_t n = m->info.n_layer, to = l < n ? h->layer[l].device : h->head_device,
+                  from = l > 0 ? h->layer[l - 1].device : -1;
+    if (from < 0 || to < 0 || from == to || m->layer[l - 1].n_tail) return false;
+    return l < n ? !m->layer[l].n_host : !h->s->options.keep_hidden;
 }
 
 pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {

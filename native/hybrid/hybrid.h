@@ -148,7 +148,7 @@ typedef struct pi_hybrid {
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
     uint32_t number;               /* of the step's first hand-over */
-    bool is_whole;                 /* one device has all of the model: the CPU computes nothing in a step */
+    bool is_whole;                 /* devices have all of the model: the CPU computes nothing in a step */
     te_pool *caller;               /* the calling thread by itself */
     te_pool *few;                  /* a part of the threads, for what is small: one of all always finds its CPU taken */
     pi_cold_member *member;        /* [n_threads] */
@@ -226,6 +226,9 @@ pi_status pi_hybrid_run(pi_hybrid *h);
 static inline int32_t pi_hybrid_unwanted(const pi_hybrid *h, int32_t l) {
     return l + 1 < h->s->model->info.n_layer ? 0 : h->n_unwanted;
 }
+/* Whether x in front of layer l, or of the head (n_layer), goes straight from the device of the layer before to another
+ * one, which reads it where the first has posted it. */
+bool pi_hybrid_passes(const pi_hybrid *h, int32_t l);
 /* Waits for words from a device; one that times out gives zeros, and ends all other waits. */
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out);

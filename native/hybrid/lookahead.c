@@ -145,9 +145,11 @@ void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const
     const uint32_t ticket = h->number + pi_number(l, PI_COLD);
     int32_t expert[MOST_EXPERTS], n = -1;
     size_t left = MOST;
-    const int64_t end = te_os_now_ns() + PATIENCE_NS;
+    const int64_t began = te_os_now_ns();
     while (n < 0) {
-        if (pi_has_words(until, 1, ticket, NULL) || te_os_now_ns() > end) return;
+        const int64_t waited = te_os_now_ns() - began;
+        if (pi_has_words(until, 1, ticket, NULL) || waited > PATIENCE_NS) return;
+        if (waited > PI_YIELD_NS) te_os_yield();
         n = guessed_experts(h, l, expert);
     }
     for (int32_t k = 0; k < 3; k++) {

@@ -26,7 +26,7 @@ te_merge_args pi_program_to_x(const pi_program *p, te_norm norm) {
                            .normed = p->d->y};
 }
 
-/* Behind layer l: to the CPU. */
+/* Behind layer l: to the CPU, or to another device. */
 static void publish_x(const pi_program *p, int32_t l) {
     te_linear_args a = pi_program_from_x(p);
     a.side.publish = p->d->published + (size_t)a.cols * (size_t)p->n_before;
@@ -34,15 +34,19 @@ static void publish_x(const pi_program *p, int32_t l) {
     p->ops->linear(p->dev, &a);
 }
 
-/* In front of layer l, or of the head: from the CPU. */
+/* In front of layer l, or of the head: from the CPU, or from the device that had the layer before. */
 static void take_x(const pi_program *p, int32_t l) {
-    const int32_t n = p->h->s->model->info.n_embd;
+    const pi_hybrid *h = p->h;
+    const int32_t n = h->s->model->info.n_embd;
+    const bool passes = pi_hybrid_passes(h, l);
+    const uint64_t *from = passes ? h->device[h->layer[l - 1].device].published : p->d->answer;
     const te_merge_args a = {.n_tok = p->n_tok,
                              .cols = n,
                              .y = p->d->x,
                              .ldy = (size_t)n,
-                             .words = p->d->answer + (size_t)n * (size_t)p->n_before,
-                             .ticket = pi_program_ticket(p, l, PI_ENTER)};
+                             .words = from + (size_t)n * (size_t)p->n_before,
+                             .ticket =
+                                 passes ? pi_program_ticket(p, l - 1, PI_LEAVE) : pi_program_ticket(p, l, PI_ENTER)};
     p->ops->merge(p->dev, &a);
 }
 

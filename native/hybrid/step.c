@@ -2,14 +2,15 @@
  * (program.c) and runs the CPU's side. Each hand-over is one post and one wait on either side, in the same order:
  *
  *     device                                     CPU
- *     ENTER  waits for x                         posts x (the embedding, or what its layers or another device made)
+ *     ENTER  waits for x                         posts x (the embedding, or what its layers made)
  *     per layer: attention, predictor
  *     COLD   posts h and marks, hot neurons,     lists the marked neurons, computes them, posts their sum
  *            waits for the sum, adds
- *     LEAVE  posts x                             waits for x, computes its own layers or passes it on
+ *     LEAVE  posts x                             waits for x, computes its own layers
  *
- * A layer that begins or ends with blocks that no device computes has them computed by the CPU: x comes back for that, and
- * each such layer begins with ENTER, or ends with LEAVE.
+ * A device that has the layer behind another's waits for that same x; the CPU only sees that it comes, since it is the CPU
+ * that finds out who is silent. Blocks that no device computes, at a layer's beginning or end, are computed by the CPU: x
+ * comes back for that, and each such layer begins with ENTER, or ends with LEAVE.
  *
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
@@ -34,8 +35,11 @@
 
 static uint32_t number(const pi_hybrid *h, int32_t l, int32_t which) { return h->number + pi_number(l, which); }
 
+static void cancel(pi_hybrid *h, int32_t device) {
+    __atomic_store_n(h->device[device].dev->cancelled, 1, __ATOMIC_RELAXED);
+}
 static void cancel_all(pi_hybrid *h) {
-    for (int32_t i = 0; i < h->n_devices; i++) __atomic_store_n(h->device[i].dev->cancelled, 1, __ATOMIC_RELAXED);
+    for (int32_t i = 0; i < h->n_devices; i++) cancel(h, i);
 }
 
 static void look_at(void *ctx) {
@@ -73,6 +77,14 @@ static void await_on_cpu(pi_hybrid *h, te_team *team, int32_t device, int32_t l,
     int64_t lo, hi;
     share_x(h, team, l, &lo, &hi);
     pi_hybrid_await(h, device, h->device[device].published, lo, hi - lo, ticket, (uint32_t *)(void *)(x + lo));
+}
+
+/* Where devices pass x on by themselves: until its last word is there. All members do: none is to wait for the second
+ * device while it waits for the first. */
+static void watch(pi_hybrid *h, int32_t device, int32_t l) {
+    uint32_t word;
+    const int64_t last = (int64_t)h->n_tok * h->s->model->info.n_embd - 1;
+    pi_hybrid_await(h, device, h->device[device].published, last, 1, number(h, l - 1, PI_LEAVE), &word);
 }
 
 /* ---- cold neurons ---- */
@@ -297,7 +309,11 @@ static void cpu_step(void *ctx, te_team *team) {
                       n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
         const bool keeps = l == n && s->options.keep_hidden;
         if (l == n && !h->n_logits && !keeps) break;
-        if (at >= 0 && (device != at || n_host || keeps)) await_on_cpu(h, team, at, l, s->x);
+        const bool passes = pi_hybrid_passes(h, l);
+        if (passes)
+            watch(h, at, l);
+        else if (at >= 0 && (device != at || n_host || keeps))
+            await_on_cpu(h, team, at, l, s->x);
         if (at >= 0 && (device < 0 || n_host || keeps)) te_barrier(team);
         if (keeps) pi_step_hidden(s, team);
         if (l == n && !h->n_logits) break;
@@ -305,8 +321,7 @@ static void cpu_step(void *ctx, te_team *team) {
             pi_step_blocks(s, team, l, 0, n_host, 0);
             at = -1;
         }
-        /* From device to device each member passes on what it received. */
-        if (device >= 0 && device != at) post_from_cpu(h, team, device, l, s->x, number(h, l, PI_ENTER));
+        if (device >= 0 && device != at && !passes) post_from_cpu(h, team, device, l, s->x, number(h, l, PI_ENTER));
         at = device;
         if (l == n) break;
         s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
@@ -515,6 +530,7 @@ static pi_status run(pi_hybrid *h) {
         const pi_device_ops *ops = h->device[i].dev->ops;
         const pi_status finished = ops->finish(h->device[i].dev);
         note(&st, finished, ops->error(), &problem);
+        for (int32_t k = i + 1; finished != PI_OK && k < h->n_devices; k++) cancel(h, k); /* they may wait for its x */
     }
     if (st == PI_OK) return PI_OK;
     /* A program that did not run has not counted its step. */

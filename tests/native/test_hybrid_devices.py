@@ -1,4 +1,4 @@
-"""Layers shared out among several devices: x goes from one to the next through the CPU."""
+"""Layers shared out among several devices: x goes from one to the next."""
 
 from __future__ import annotations
 

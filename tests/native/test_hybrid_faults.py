@@ -96,9 +96,14 @@ def feed_patiently(s: Session, ids: list[int]) -> None:
     s.feed(ids)
 
 
-def open_two(model: Model, sparsity: str = "exact", **more: Any) -> Session:
-    """Two devices, the CPU between them, and cold neurons on both."""
-    plan = place(model, "some", sparsity, devices=[0, 0, -1, 1, 1, 1], head=1, n_devices=2)
+BETWEEN, BEHIND, NOWHERE = [0, 0, -1, 1, 1, 1], [0, 0, 1, 1, -1, -1], [0, 0, 0, 1, 1, 1]  # -1: the CPU
+
+
+def open_two(
+    model: Model, sparsity: str = "exact", layers: list[int] = BETWEEN, split: str = "some", **more: Any
+) -> Session:
+    """Two devices, and (but for split "all") cold neurons on both."""
+    plan = place(model, split, sparsity, devices=layers, head=1, n_devices=2)
     return Session(model, plan=plan, device="host", **options(sparsity), **more)
 
 
@@ -148,17 +153,18 @@ def test_every_copy_of_an_upload_can_fail(model: Model, mixture: Model, faults: 
 @with_faults
 @pytest.mark.parametrize("n_tok", [1, 40])
 @pytest.mark.parametrize("name", ["die", "hang", "vanish"])
-def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok: int) -> None:
+@pytest.mark.parametrize("at", [(BETWEEN, "some"), (BEHIND, "some"), (NOWHERE, "all")])
+def test_every_operation_can_fail(model: Model, faults: Faults, at: Any, name: str, n_tok: int) -> None:
     """A device that reports an error, never answers, or fails without saying so, at any point of its program,
     the last included. One that failed is found out, however long the wait for it may be."""
-    with open_two(model) as s:
+    with open_two(model, "exact", *at) as s:
         s.feed(IDS[:7])
         before = s.save()
         setattr(faults, name, 10000)
         s.feed(IDS[7 : 7 + n_tok])
         want, n_operations = s.logits().copy(), 10000 - getattr(faults, name)
         assert n_operations > 30
-    with open_two(model, wait_ms={"hang": 300, "vanish": 10**9}.get(name, 0)) as s:
+    with open_two(model, "exact", *at, wait_ms={"hang": 300, "vanish": 10**9}.get(name, 0)) as s:
         problem = {"vanish": "the device is lost"}.get(
             name, r"that was asked for|timed out waiting|did not (answer|end a step) within"
         )
@@ -174,13 +180,14 @@ def test_every_operation_can_fail(model: Model, faults: Faults, name: str, n_tok
 
 
 @with_faults
+@pytest.mark.parametrize("at", [BETWEEN, BEHIND])
 @pytest.mark.parametrize("sparsity", ["predicted", "exact"])
-def test_a_device_that_is_late_changes_no_bits(model: Model, faults: Faults, sparsity: str) -> None:
+def test_a_device_that_is_late_changes_no_bits(model: Model, faults: Faults, sparsity: str, at: Any) -> None:
     """Whoever of two devices and the CPU is ahead waits for the others, prompts and tokens alike."""
     got = []
     for late_us in (0, 400):
         faults.late_us = late_us
-        with open_two(model, sparsity) as s:
+        with open_two(model, sparsity, at) as s:
             rows = []
             for ids in (IDS[:40], IDS[40:43], *([i] for i in IDS[43:47])):
                 s.feed(ids)

@@ -59,6 +59,7 @@ bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched);
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns);
 void te_os_wake(const uint32_t *word);
 void te_os_relax(void); /* one turn of a spin loop */
+void te_os_yield(void); /* whoever waits for this CPU runs first */
 
 /* A plain mutex. Zero-initialised is unlocked. */
 typedef struct te_mutex {

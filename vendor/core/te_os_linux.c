@@ -253,6 +253,8 @@ static void wake(const uint32_t *word, int n) { syscall(SYS_futex, word, FUTEX_W
 
 void te_os_wake(const uint32_t *word) { wake(word, INT32_MAX); }
 
+void te_os_yield(void) { sched_yield(); }
+
 void te_os_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

@@ -188,7 +188,7 @@ void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part
 pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
 uint32_t fetched(pi_device *dev, pi_status *st);
 
-/* operations.cu: c->last_rows, if there is one. */
+/* operations.cu: c->last_rows, if there is one. Every operation but merge, which may settle it, begins with it. */
 void run_last_rows(Cuda *c);
 /* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
 void run_last(Cuda *c);
