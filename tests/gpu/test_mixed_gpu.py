@@ -38,6 +38,22 @@ def test_prompts_beside_sequences(
         assert beyond_rounding(want, got, m.info.n_layer, int8=kind in (Kind.Q4_0, Kind.Q8_0)) < 1
 
 
+def test_no_more_programs_are_kept_than_a_plan_counts(tmp_path: Path) -> None:
+    """Of 44 shapes that come twice in a row; nothing else may use the GPU."""
+    seqs = [4, 5, 6]
+    used = []
+    with Model(write(tmp_path, SPEC, "dense")) as m, mixed.opened(m, device="cuda") as s:
+        for n in range(16, 60):
+            for _ in range(3):  # the second time it is recorded, the third that is run
+                for q in (3, *seqs):
+                    s.drop(q)
+                kinds = [mixed.PROMPT] * n + [mixed.GENERATED] * 3
+                mixed.feed(s, [9] * n + [5, 6, 7], [3] * n + seqs, kinds)
+                assert s.last_step[0].n_tokens == n + 3
+            used.append(s.info.n_device_bytes)
+    assert used[-1] - used[9] <= 4 << 20
+
+
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
 def test_prompts_of_more_tokens_than_products_take_at_once(tmp_path: Path, kind: Kind) -> None:
     """Their products are computed in parts, which read the weights as they are."""

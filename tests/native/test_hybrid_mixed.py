@@ -3,6 +3,7 @@ loads nothing, with the answers that they have apart."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
+from tests.core import capi
 from tests.native.hybrid import Arrays, beyond_rounding
 
 N_SEQ = 20
@@ -94,6 +96,14 @@ def test_as_apart(
         assert beyond_rounding(want, got, model.info.n_layer) < 1
         is_one = not (model.info.n_recurrent and ends)  # a checkpoint is made where a prompt ends
         assert n == (sum(prompts.values()) + len(ends) + n_next if is_one else n_next + len(ends))
+
+
+def test_programs_that_are_kept() -> None:
+    """By the C program program_keys_check."""
+    done = subprocess.run(
+        capi.program("program_keys_check"), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def last_program(s: Session) -> int:
