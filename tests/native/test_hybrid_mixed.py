@@ -98,6 +98,33 @@ def test_as_apart(
         assert n == (sum(prompts.values()) + len(ends) + n_next if is_one else n_next + len(ends))
 
 
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "falcon-h1"])
+def test_others_go_on_from_states_that_were_kept(name: str, tmp_path: Path) -> None:
+    """Where a prompt's part ended beside others' next tokens there is a checkpoint, from which another prompt
+    goes on when the first has long gone further."""
+    rng = np.random.default_rng(5)
+    shared, own, other, n_next = tokens(rng, 30), tokens(rng, 25), tokens(rng, 20), 3
+    with Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as m, opened(m) as s:
+        for q in range(n_next):
+            s.feed(tokens(rng, 17), seq=q, want_logits=False)
+        nexts = list(range(n_next))
+        for part in (shared, own):
+            kinds = [PROMPT] * len(part) + [GENERATED] * n_next
+            feed(s, part + [7] * n_next, [10] * len(part) + nexts, kinds)
+            assert s.last_step[0].n_tokens == len(part) + n_next
+        assert s.reachable(len(shared) + 3, seq=10) == len(shared)
+        s.copy(11, 10, len(shared))
+        kinds = [PROMPT] * len(other) + [GENERATED] * n_next
+        feed(s, other + [8] * n_next, [11] * len(other) + nexts, kinds)
+        got = [feed(s, [9], [q], [GENERATED])[0] for q in (10, 11)]
+        want = []
+        for ids in (shared + own, shared + other):
+            s.drop(12)
+            s.feed(ids, seq=12, want_logits=False)
+            want += feed(s, [9], [12], [GENERATED])
+        assert beyond_rounding(want, got, m.info.n_layer) < 1
+
+
 def test_programs_that_are_kept() -> None:
     """By the C program program_keys_check."""
     done = subprocess.run(
