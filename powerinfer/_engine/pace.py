@@ -26,7 +26,7 @@ class Pace:
 
     def __init__(self, fixed: int | None = None, *, n_mixed: int = 0) -> None:
         """fixed: tokens of each part; None: as many as others allow. n_mixed: SessionInfo's."""
-        self._n_mixed = n_mixed
+        self.n_mixed = n_mixed
         self._fixed = fixed
         self._quiet: dict[int, float] = {}  # seconds of a step with nothing to read, by log2 of who generate
         self._more: list[float | None] = [None] * len(SIZES)  # seconds that a part of this size adds
@@ -100,7 +100,7 @@ class Pace:
 
     def _beside(self, n_generating: int, size: int) -> int:
         """Tokens of a part of that size, or fewer where these are computed with the others'."""
-        most = (self._n_mixed - n_generating) // _TILE * _TILE
+        most = (self.n_mixed - n_generating) // _TILE * _TILE
         return most if size / 2 < most < size else size
 
 
