@@ -284,6 +284,7 @@ typedef struct pi_session_info {
     int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions; of layers that see all of them */
     int32_t
         n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all layers hold all */
+    int32_t n_mixed; /* tokens of prompts and of others' next ones that devices compute together at most; 0: none */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple

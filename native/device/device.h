@@ -21,7 +21,13 @@
 extern "C" {
 #endif
 
-enum { PI_DEVICE_VERSION = 18, PI_FETCHES = 32 };
+enum {
+    PI_DEVICE_VERSION = 19,
+    PI_FETCHES = 32,
+    PI_MIXED = 8 /* kept programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
+};
+/* In the keys of these. */
+static const uint64_t PI_KEY_MIXED = UINT64_C(1) << 63;
 
 /* Every device begins with this. */
 typedef struct pi_device {
@@ -91,8 +97,9 @@ typedef struct pi_device_ops {
     pi_status (*download)(pi_device *dev, void *to, const void *from, size_t n_bytes);
     pi_status (*copy)(pi_device *dev, void *to, const void *from, size_t n_bytes); /* D to D */
 
-    /* Starts a program after those before it. key: programs of equal key make equal calls; 0: it is not kept. Returns
-     * before the program has ended, and does not wait for what it waits for. */
+    /* Starts a program after those before it. key: programs of equal key make equal calls; 0: it is not kept. Of those with
+     * PI_KEY_MIXED no more than the last PI_MIXED are. Returns before the program has ended, and does not wait for what
+     * it waits for. */
     pi_status (*launch)(pi_device *dev, pi_device_program *program, void *ctx, uint64_t key);
     /* Sets *cancelled where the device has failed, so that nobody waits for what will not come; finish says why. Any
      * thread may call it, at any time. */

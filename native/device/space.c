@@ -41,6 +41,16 @@ static uint64_t route_values(const pi_space_shape *s) {
     return all <= room ? all : most(room, routes * (least(most(s->n_ff_expert, s->n_embd), 256) + 3));
 }
 
+uint64_t pi_space_attention(const pi_space_shape *s) {
+    const uint64_t n_tok = s->n_tok, d = s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH);
+    /* Parts of next tokens: of many fewer each; one token has up to twice PI_SPLITS in a long context. */
+    const uint64_t next = (n_tok > few ? 3 : 2) * few * (d + 2) * PI_SPLITS + n_tok;
+    /* Of a prompt's q in F16, which is rows of 64, 128 or 256 values, and parts of no more than PI_SHARED tokens. */
+    const uint64_t wide = d <= 128 ? 128 : 256, row = (d <= 64 ? 64 : wide) / 2;
+    const uint64_t shared = least(n_tok, PI_SHARED) * row + least(n_tok, PI_MANY) * PI_SHARES * (d + 4);
+    return s->n_head * most(next, n_tok > few ? most(shared, n_tok * row) : 0);
+}
+
 uint64_t pi_space_kernels(const pi_space_shape *s) {
     const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH),
                    /* inputs in F16 are of whole tiles of tokens and columns */
@@ -67,9 +77,7 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */
         (pi_parts(few, s->n_embd) + few * (s->n_used + (s->n_used > 0))) *
             s->n_embd, /* parts of a feed-forward's sum */
-        /* and of attention, of which more tokens, each of another sequence, have fewer parts each; one token has up to
-         * twice PI_SPLITS in a long context */
-        (n_tok > few ? 3 : 2) * few * s->n_head * (s->n_embd_head + 2) * PI_SPLITS + n_tok * s->n_head,
+        pi_space_attention(s),
         /* and a chunk's input in the form that products of a few tokens take, twice: at most 48 bytes a column */
         few > 1 ? 12 * (most(widest, s->n_ff) + s->n_embd + 512) : 0,
     };

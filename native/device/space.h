@@ -44,6 +44,8 @@ enum {
     PI_GRAPH_BYTES = 48 << 10, /* of such a program, for each layer: 42 KiB were measured */
     PI_PARTS = 384,
     PI_SPLITS = 32,
+    PI_SHARES = 8,   /* parts of attention of a prompt's token: of PI_MANY tokens, and fewer each */
+    PI_SHARED = 256, /* of so many at most */
     PI_PIECE_BYTES = 64 << 20,
     PI_HIDDEN_BYTES = 64 << 20,
     PI_HIDDEN_ROWS = 16384,
@@ -81,6 +83,8 @@ typedef struct pi_space_shape {
 } pi_space_shape;
 /* Bytes of a matrix of a format whose products with a prompt want it in F16 first, a piece at a time. */
 uint64_t pi_space_converted(int32_t type, uint64_t n_rows, uint64_t cols);
+/* Floats between attention's kernels: of sequences' next tokens, or of a prompt's. */
+uint64_t pi_space_attention(const pi_space_shape *s);
 /* What kernels take between them, at most. */
 uint64_t pi_space_kernels(const pi_space_shape *s);
 

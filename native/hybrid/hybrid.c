@@ -307,16 +307,6 @@ bool pi_hybrid_is_resident(const pi_hybrid *h) {
     return pi_hybrid_loads_nothing(h);
 }
 
-bool pi_hybrid_keeps(pi_hybrid *h, uint64_t key) {
-    for (int32_t i = 0; i < h->n_mixed; i++)
-        if (h->mixed[i] == key) return true;
-    const bool again = key == h->last_mixed;
-    h->last_mixed = key;
-    if (!again || h->n_mixed == PI_MIXED) return false;
-    h->mixed[h->n_mixed++] = key;
-    return true;
-}
-
 int32_t pi_hybrid_zero_copy(const pi_hybrid *h) {
     int32_t n = 0;
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++) n += h->layer[l].n_cold - h->layer[l].n_cpu;

@@ -48,10 +48,7 @@ typedef struct pi_device_layer {
     te_norm router_norm, shared_norm, shared_post_norm, own_post_norm; /* of a mixture beside a feed-forward */
 } pi_device_layer;
 
-enum {
-    PI_MAX_DEVICES = 16,
-    PI_MIXED = 8 /* recorded programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
-};
+enum { PI_MAX_DEVICES = 16 };
 
 /* What changes from step to step, as it lies in one piece of memory: x [n_tok][n_embd] (the embedding, where the first
  * layer is the device's), pos [n_tok], first [n_tok], table [n_pools][n_tok][ld_table], cs [n_tok][n_rot]. Behind it lie counts,
@@ -172,8 +169,8 @@ typedef struct pi_hybrid {
     bool skip;                     /* silent neurons */
     int32_t grouped;               /* as te_attention_args's */
     bool apart;                    /* no two tokens are of one sequence */
-    uint64_t last_mixed, mixed[PI_MIXED]; /* keys of programs for prompts and decoding: the last, and those kept */
-    int32_t n_mixed;
+    /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
+    uint64_t last_mixed, mixed[PI_MIXED];
     int32_t n_tok, n_logits;
     int32_t n_unwanted; /* of the last layer, from the first token on */
     int32_t n_runs;     /* of blocks with a state: at least the chunk's */
@@ -206,8 +203,6 @@ pi_status pi_hybrid_kv_status(pi_hybrid *h);
  * too. */
 bool pi_hybrid_loads_nothing(const pi_hybrid *h);
 bool pi_hybrid_is_resident(const pi_hybrid *h);
-/* Whether a program for prompts and decoding is kept: the second in a row of a key, while there is room. */
-bool pi_hybrid_keeps(pi_hybrid *h, uint64_t key);
 /* Neurons of all layers that devices read by zero-copy. */
 int32_t pi_hybrid_zero_copy(const pi_hybrid *h);
 /* How many of a layer's cold neurons are loaded at once into n_bytes. */

@@ -2,6 +2,43 @@
  * CPU's side, and how the two meet, is in step.c. */
 #include "program.h"
 
+#include <string.h>
+
+/* ---- which programs are kept ---- */
+
+/* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
+ * on a GPU for latent attention of so many. */
+static bool decodes_many(const pi_hybrid *h) {
+    return h->apart && h->n_tok <= PI_MANY && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
+           pi_hybrid_loads_nothing(h);
+}
+
+/* Whether a program for prompts and decoding is one of the last PI_MIXED that were kept, or the second in a row of its key:
+ * the one that ran longest ago gives way. */
+static bool keeps(pi_hybrid *h, uint64_t key) {
+    int32_t at = 0;
+    while (at < PI_MIXED - 1 && h->mixed[at] != key) at++;
+    const bool is_kept = h->mixed[at] == key || h->last_mixed == key;
+    h->last_mixed = key;
+    if (!is_kept) return false;
+    memmove(h->mixed + 1, h->mixed, sizeof *h->mixed * (size_t)at);
+    h->mixed[0] = key;
+    return true;
+}
+
+/* Programs of prompts are not kept, for there are too many lengths; of those that also decode some are. */
+uint64_t pi_program_key(pi_hybrid *h) {
+    const bool mixed = h->grouped && h->grouped < h->n_tok;
+    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 |
+                         (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 |
+                         (uint64_t)h->skip;
+    if (!mixed) return h->decode || decodes_many(h) ? key : 0;
+    const bool may = h->n_tok <= PI_MANY && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
+    return may && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
+}
+
+/* ---- a program ---- */
+
 te_linear_args pi_program_from_x(const pi_program *p) {
     const int32_t n = p->h->s->model->info.n_embd;
     return (te_linear_args){.x = p->d->x, .ldx = (size_t)n, .n_tok = p->n_tok, .cols = n};

@@ -16,6 +16,9 @@ typedef struct pi_program {
     int32_t n_tok, n_before;
 } pi_program;
 
+/* The key of the step's program: equal keys, equal programs; 0: it is not kept. */
+uint64_t pi_program_key(pi_hybrid *h);
+
 /* One block's part of it. */
 typedef struct pi_program_block {
     const pi_program *p;

@@ -410,25 +410,6 @@ static void record(pi_hybrid *h, int32_t l) {
 
 /* ---- a run ---- */
 
-/* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
- * on a GPU for latent attention of so many. */
-static bool decodes_many(const pi_hybrid *h) {
-    return h->apart && h->n_tok <= PI_MANY && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
-           pi_hybrid_loads_nothing(h);
-}
-
-/* Equal keys: equal programs; 0: it is not kept. Those of prompts are not, for there are too many lengths; of those that
- * also decode some are. */
-static uint64_t program_key(pi_hybrid *h) {
-    const bool mixed = h->grouped && h->grouped < h->n_tok;
-    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)mixed << 5 |
-                         (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
-                         (uint64_t)h->masked << 1 | (uint64_t)h->skip;
-    if (!mixed) return h->decode || decodes_many(h) ? key : 0;
-    const bool may = h->n_tok <= PI_MANY && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
-    return may && pi_hybrid_keeps(h, key) ? key : 0;
-}
-
 /* The sentence of the first error stays, but one of waiting gives way to what was waited for. */
 static void note(pi_status *st, pi_status next, const char *why, char (*problem)[1024]) {
     if (next == PI_OK || (*st != PI_OK && (*st != PI_ERROR_TIMEOUT || next == PI_ERROR_TIMEOUT))) return;
@@ -444,7 +425,7 @@ static pi_status run(pi_hybrid *h) {
     pi_status st = PI_OK;
     h->late = 0;
     pi_hybrid_fill_inputs(h);
-    const uint64_t key = program_key(h);
+    const uint64_t key = pi_program_key(h);
     h->n_runs = key ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
     pi_hybrid_clear_timeline(h);
     h->began_ns = te_os_now_ns();

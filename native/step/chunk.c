@@ -63,12 +63,15 @@ static bool several_generate(const pi_batch *b, int32_t i) {
            pi_batch_kind(b, i + 1) == PI_TOKEN_GENERATED && pi_batch_seq(b, i) != pi_batch_seq(b, i + 1);
 }
 
-/* How many tokens are a chunk of prompts' tokens and, behind them, those of several that generate; 0: there is none. Of so
- * few, and where nothing is loaded for prompts, devices' weights are read once for both. */
+int32_t pi_chunk_mixed(const pi_session *s) {
+    if (!s->hybrid || prompts_are_dense(s) || !pi_hybrid_is_resident(s->hybrid)) return 0;
+    return (int32_t)min_i64(s->options.n_batch, PI_MANY);
+}
+
+/* How many tokens are a chunk of prompts' tokens and, behind them, those of several that generate; 0: there is none. */
 static int32_t mixed_length(const pi_session *s, const pi_cut *c, int32_t first, int32_t most) {
     const pi_batch *b = c->batch;
     int32_t n = 0, n_front;
-    if (prompts_are_dense(s) || !pi_hybrid_is_resident(s->hybrid)) return 0;
     while (n < most && !pi_batch_has_logits(b, first + n)) n++;
     n_front = n;
     for (; n < most && pi_batch_kind(b, first + n) == PI_TOKEN_GENERATED; n++)
@@ -85,7 +88,7 @@ int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     const pi_batch *b = c->batch;
     const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
     if (!s->hybrid) return cpu_length(s, c->by_row + first, most);
-    const int32_t mixed = mixed_length(s, c, first, most < PI_MANY ? most : PI_MANY);
+    const int32_t mixed = mixed_length(s, c, first, (int32_t)min_i64(left, pi_chunk_mixed(s)));
     if (mixed) return mixed;
     int32_t n = 1, n_logits = pi_batch_has_logits(b, first);
     for (; n < most && n_logits < s->hybrid->max_logits; n++) {

@@ -21,6 +21,9 @@ typedef struct pi_cut {
 
 /* Fills c->by_row. of_seq: room for 3 * n_seq numbers. */
 void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_seq);
+/* How many tokens, of prompts and next ones of several sequences, are computed together at most, so that devices' weights
+ * are read once for both; 0: none are, since devices have not all of the model, or prompts have other neurons. */
+int32_t pi_chunk_mixed(const pi_session *s);
 /* How many tokens from first on are computed together. */
 int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first);
 /* Fills s->chunk with tokens first..first+n-1. *row: where their logits begin; moved behind them. */

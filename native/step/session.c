@@ -7,6 +7,7 @@
 #include "../blocks/attend.h"
 #include "../hybrid/hybrid.h"
 #include "../state/options.h"
+#include "chunk.h"
 
 enum { MAX_THREADS = 1024 };
 
@@ -266,7 +267,8 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_unmapped_bytes = s->hybrid ? s->hybrid->unmapped_bytes : 0,
                              .n_blocks = full->n_blocks,
                              .n_blocks_free = full->n_free,
-                             .n_window = s->kv.n_pools > 1 ? s->kv.keep : 0};
+                             .n_window = s->kv.n_pools > 1 ? s->kv.keep : 0,
+                             .n_mixed = pi_chunk_mixed(s)};
     pi_session_unlock(s);
 }
 

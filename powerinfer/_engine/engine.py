@@ -72,7 +72,7 @@ class Engine(OneCall):
             raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
         if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
-        self._pace = Pace(prompt_part)
+        self._pace = Pace(prompt_part, n_mixed=info.n_mixed)
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
@@ -262,6 +262,7 @@ class Engine(OneCall):
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         self.session = self.cache.session = session
+        self._pace.n_mixed = session.info.n_mixed
         self._sees_each = True
         self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again
         self.n_feeds += 1

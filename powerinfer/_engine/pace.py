@@ -7,7 +7,7 @@ of a prompt than with many sequences, those are read that are nearly as fast as 
 any follow, so that others' tokens take twice as long on average.
 
 A GPU that has all of the model computes a part with the tokens of those who generate while both together are
-few (_TOGETHER), and reads weights once for them. A size that would be just beyond that is cut to it.
+few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than 
 _NEARLY = 0.6
 _MOST_REST = 64
 _TRIES = 256  # parts, after which the sizes beside the one in use are tried again; those seen once sooner
-_TOGETHER, _TILE = 64, 8  # tokens of a step that weights are read once for; its part is of whole tiles
+_TILE = 8  # a part beside others is of whole tiles of tokens
 
 
 class Pace:
     """Of one engine, by its thread alone."""
 
-    def __init__(self, fixed: int | None = None) -> None:
-        """fixed: tokens of each part; None: as many as others allow."""
+    def __init__(self, fixed: int | None = None, *, n_mixed: int = 0) -> None:
+        """fixed: tokens of each part; None: as many as others allow. n_mixed: SessionInfo's."""
+        self.n_mixed = n_mixed
         self._fixed = fixed
         self._quiet: dict[int, float] = {}  # seconds of a step with nothing to read, by log2 of who generate
         self._more: list[float | None] = [None] * len(SIZES)  # seconds that a part of this size adds
@@ -45,7 +46,7 @@ class Pace:
         if self._rest > 0:
             return 0
         more = [self._expected(i) for i in range(len(SIZES))]
-        sizes = [_beside(n_generating, size) for size in SIZES]
+        sizes = [self._beside(n_generating, size) for size in SIZES]
         known = zip(sizes, more, self._more, strict=True)
         fitting = [(size, seen is None) for size, seconds, seen in known if seconds <= allowed]
         # Of those that were never tried the smallest: larger ones may take much longer.
@@ -97,11 +98,10 @@ class Pace:
         j, more = known[0]
         return more * SIZES[i] / SIZES[j]
 
-
-def _beside(n_generating: int, size: int) -> int:
-    """Tokens of a part of that size, or fewer where these are computed with the others'."""
-    most = (_TOGETHER - n_generating) // _TILE * _TILE
-    return most if size / 2 < most < size else size
+    def _beside(self, n_generating: int, size: int) -> int:
+        """Tokens of a part of that size, or fewer where these are computed with the others'."""
+        most = (self.n_mixed - n_generating) // _TILE * _TILE
+        return most if size / 2 < most < size else size
 
 
 def _mean(before: float | None, now: float) -> float:

@@ -192,6 +192,7 @@ class Session:
             n_blocks=native.n_blocks,
             n_blocks_free=native.n_blocks_free,
             n_window=native.n_window,
+            n_mixed=native.n_mixed,
         )
 
     def feed(

@@ -189,6 +189,9 @@ class SessionInfo:
     n_window: int
     """Positions of a sequence that layers with a window hold, some more at times; 0: all layers hold all. A
     sequence is cut back, or its beginning shared, no further than they reach."""
+    n_mixed: int
+    """Tokens of prompts, and next ones of other sequences, that devices compute in one program, at most; 0:
+    none, because devices have not all of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from powerinfer._engine.session import Model, Session, TokenKind
 from powerinfer.models.plan import Settings, engine, make_plan
 from powerinfer.models.quantize import choose_types, quantize_model
 from tests import models, reference
-from tests.native import test_hybrid_mixed, test_window_memory, test_windows
+from tests.native import test_window_memory, test_windows
 from tests.native.hybrid import (
     ADAPTED,
     ADAPTED_FFN,
@@ -38,7 +38,6 @@ from tests.native.hybrid import (
     Arrays,
     adapt,
     apart,
-    beyond_rounding,
     drive,
     exactly,
     has_second_gpu,
@@ -502,7 +501,7 @@ def test_refusals(model: Model) -> None:
         Session(model, plan=big, device="cuda", **options("dense"))
 
 
-VERSION = 18
+VERSION = 19
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
@@ -577,38 +576,3 @@ def test_256_sequences(folder: Path) -> None:
                     x.feed(ids, seq=sequences, want_logits=[TokenKind.GENERATED] * n)
                 steps = [np.abs(alone.logits(i) - s.logits(i)).max() for i in range(n)]
                 assert max(steps) < TOLERANCE, (n, steps)
-
-
-@pytest.mark.parametrize("kind", [None, Kind.F16, Kind.Q4_0, Kind.Q8_0])
-@pytest.mark.parametrize(
-    ("prompts", "ends", "n_next"), [({10: 48}, [10], 9), ({11: 24}, [], 10), *test_hybrid_mixed.CASES[2:]]
-)
-def test_prompts_beside_sequences(
-    folder: Path, kind: Kind | None, prompts: dict[int, int], ends: list[int], n_next: int
-) -> None:
-    """In one program, with the answers that they have apart; also where attention gives its result in F16."""
-    spec = replace(WIDE, name=f"heads-{kind}", n_embd=1024, n_head=16, n_head_kv=16)
-    with Model(write(folder, spec, "dense", kind)) as m, test_hybrid_mixed.opened(m, device="cuda") as s:
-        got, want, n = test_hybrid_mixed.both_ways(s, prompts, ends, n_next)
-        assert n == sum(prompts.values()) + len(ends) + n_next
-        assert beyond_rounding(want, got, m.info.n_layer, int8=kind in (Kind.Q4_0, Kind.Q8_0)) < 1
-
-
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
-def test_prompts_of_more_tokens_than_products_take_at_once(folder: Path, kind: Kind) -> None:
-    """Their products are computed in parts, which read the weights as they are."""
-    spec = replace(WIDE, name=f"parts-{kind}", n_embd=1024, n_head=16, n_head_kv=16)
-    rng = np.random.default_rng(6)
-    with Model(write(folder, spec, "dense", kind)) as m, Session(m, n_ctx=1024, n_threads=2) as alone:
-        asked = ample(n_ctx=1024, n_batch=512, sparsity="dense")
-        plan = make_plan(m, vram_budget=4, settings=replace(asked, overhead_bytes=1 << 30))
-        with Session(m, plan=plan.native(m), device="cuda", n_ctx=1024, n_threads=2, sparsity="dense") as s:
-            for n in (65, 100, 113, 128, 129, 300):
-                for each in (s, alone):
-                    each.drop()
-                ids = rng.integers(3, 290, n).tolist()
-                wants = [False] * (n - 3) + [True] * 3
-                s.feed(ids, want_logits=wants)
-                alone.feed(ids, want_logits=wants)
-                got, want = ([each.logits(i).copy() for i in range(3)] for each in (s, alone))
-                assert beyond_rounding(want, got, m.info.n_layer, int8=True) < 1, n

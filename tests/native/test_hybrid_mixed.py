@@ -3,6 +3,7 @@ loads nothing, with the answers that they have apart."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
+from tests.core import capi
 from tests.native.hybrid import Arrays, beyond_rounding
 
 N_SEQ = 20
@@ -96,6 +98,41 @@ def test_as_apart(
         assert n == (sum(prompts.values()) + len(ends) + n_next if is_one else n_next + len(ends))
 
 
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "falcon-h1"])
+def test_others_go_on_from_states_that_were_kept(name: str, tmp_path: Path) -> None:
+    """Where a prompt's part ended beside others' next tokens there is a checkpoint, from which another prompt
+    goes on when the first has long gone further."""
+    rng = np.random.default_rng(5)
+    shared, own, other, n_next = tokens(rng, 30), tokens(rng, 25), tokens(rng, 20), 3
+    with Model(models.write_dense(tmp_path / "m.gguf", models.SPECS[name])) as m, opened(m) as s:
+        for q in range(n_next):
+            s.feed(tokens(rng, 17), seq=q, want_logits=False)
+        nexts = list(range(n_next))
+        for part in (shared, own):
+            kinds = [PROMPT] * len(part) + [GENERATED] * n_next
+            feed(s, part + [7] * n_next, [10] * len(part) + nexts, kinds)
+            assert s.last_step[0].n_tokens == len(part) + n_next
+        assert s.reachable(len(shared) + 3, seq=10) == len(shared)
+        s.copy(11, 10, len(shared))
+        kinds = [PROMPT] * len(other) + [GENERATED] * n_next
+        feed(s, other + [8] * n_next, [11] * len(other) + nexts, kinds)
+        got = [feed(s, [9], [q], [GENERATED])[0] for q in (10, 11)]
+        want = []
+        for ids in (shared + own, shared + other):
+            s.drop(12)
+            s.feed(ids, seq=12, want_logits=False)
+            want += feed(s, [9], [12], [GENERATED])
+        assert beyond_rounding(want, got, m.info.n_layer) < 1
+
+
+def test_programs_that_are_kept() -> None:
+    """By the C program program_keys_check."""
+    done = subprocess.run(
+        capi.program("program_keys_check"), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def last_program(s: Session) -> int:
     """Of a feed of 20 tokens of a prompt and the next ones of three sequences, those of the last program."""
     feed(s, [5, 6, 7], [0, 1, 2], [GENERATED] * 3)
@@ -109,16 +146,19 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
     path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu"])
     with Model(path) as model:
         with opened(model) as s:
-            assert last_program(s) == 23
+            assert last_program(s) == 23 and s.info.n_mixed == 64
             feed(s, [9] * 62 + [5, 6, 7], [3] * 62 + [0, 1, 2], [PROMPT] * 62 + [GENERATED] * 3)
             assert s.last_step[0].n_tokens == 3
             feed(s, [9] * 10 + [5, 6, 7, 8], [3] * 10 + [0, 1, 2, 2], [PROMPT] * 10 + [GENERATED] * 4)
             assert s.last_step[0].n_tokens == 4
         with opened(model, 0.5) as s:
-            assert last_program(s) == 3
+            assert last_program(s) == 3 and s.info.n_mixed == 0
+        with Session(model, n_ctx=128, n_seq=4) as s:
+            assert s.info.n_mixed == 0
     spec = models.SPECS["bamboo"]
     path = models.write_sparse(tmp_path / "p.gguf", spec, models.draw_predictor(spec))
     with Model(path) as model:
         for mask_prompts in (False, True):
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
+                assert s.info.n_mixed == (64 if mask_prompts else 0)

@@ -202,6 +202,9 @@ class Reference:
         mlp = any(name.endswith("fc1.weight") for name in self.tensors) and a.predictor == "mlp"
         sign = 2 * (up(self.n_embd, 64) // 64) if a.predictor == "sign" else 0
         rank = max((t.shape[0] for n, t in self.tensors.items() if n.endswith("fc1.weight")), default=0)
+        row = next((n for n in (64, 128) if n >= self.head), 256) // 2  # a prompt's q in F16
+        prompts = max(min(tokens, 256) * row + min(tokens, 64) * 8 * (self.head + 4), tokens * row)
+        prompts *= tokens > few
         parts = [
             tokens * n for n in (self.n_embd, self.n_embd, self.n_embd, q, q, kv, kv, rank if mlp else 0)
         ]
@@ -215,7 +218,7 @@ class Reference:
             min(tiled, 64) * (self.n_embd + 256) // 2 + 129 if tokens > few else 0,
             tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
             max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
-            (3 if tokens > few else 2) * few * self.n_head * (self.head + 2) * 32 + tokens * self.n_head,
+            self.n_head * max((3 if tokens > few else 2) * few * (self.head + 2) * 32 + tokens, prompts),
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
         tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,32 @@ from tests.core import capi
 from tests.plan.drafts import write_model
 
 SMALL_BATCH, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
+TOGETHER, FEW, PARTS_OF_ONE, PART_BEGIN = 64, 256, 8, 4  # vendor/cuda/prefill_attention.cu
 SLACK = 8 << 10  # of a device: some twenty buffers and two lists a layer, each rounded up to 256 bytes
 SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
+
+
+class Shape(ctypes.Structure):
+    """pi_space_shape."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("n_tok", "n_embd", "n_ff", "n_head", "n_embd_head", "n_inner")
+        ),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("sign_words", "adapter_rank", "n_expert", "n_used", "n_ff_expert")
+        ),
+        *((name, ctypes.c_bool) for name in ("gated", "predicted", "by_output")),
+        *((name, ctypes.c_uint64) for name in ("mapped_bytes", "matrix_bytes")),
+    ]
+
+
+def space(name: str, shape: Shape) -> int:
+    ask = getattr(ctypes.CDLL(str(capi.library_path())), name)
+    ask.argtypes, ask.restype = (ctypes.POINTER(Shape),), ctypes.c_uint64
+    return int(ask(ctypes.byref(shape)))
 
 
 def converted(model: Model) -> int:
@@ -37,6 +62,11 @@ def converted(model: Model) -> int:
     )
 
 
+def attention(n_batch: int, n_head: int, d: int) -> int:
+    """Floats of work space that a session counts for it."""
+    return space("pi_space_attention", Shape(n_tok=n_batch, n_head=n_head, n_embd_head=d))
+
+
 def kernels(model: Model, n_batch: int) -> int:
     """Work space that the stand-in does not need, for a model without adapters: gate, up, their product and
     inputs in F16, marks and signs, partial sums, inputs of a few tokens in two forms, a converted matrix, and
@@ -47,8 +77,7 @@ def kernels(model: Model, n_batch: int) -> int:
     words = n_batch * i.n_ff * (2 if i.is_gated else 1)
     words += (tiled * (i.n_ff + widest + 512)) // 2
     words += min(tiled, 64) * (i.n_embd + 256) // 2 + 129 if n_batch > few else 0
-    words += few * i.n_embd * PARTS + n_batch * i.n_head
-    words += (3 if n_batch > few else 2) * few * i.n_head * (i.n_embd_head + 2) * SPLITS
+    words += few * i.n_embd * PARTS + attention(n_batch, i.n_head, i.n_embd_head)
     words += 12 * (max(widest, i.n_ff) + i.n_embd + 512)
     if i.predictor != "none":
         words += n_batch * (i.n_ff // 32 + 1 + (2 * (i.n_embd // 64) if i.predictor == "sign" else 0))
@@ -143,3 +172,37 @@ def test_rows_that_kernels_read_in_host_memory(kind: Kind, stride: int, readable
     ask = ctypes.CDLL(str(capi.library_path())).pi_space_reads_rows
     ask.argtypes, ask.restype = (ctypes.c_int32, ctypes.c_uint64), ctypes.c_bool
     assert ask(kind, stride) == readable
+
+
+def prompt_floats(n_tok: int, n_head: int, d: int, n_parts: int) -> int:
+    """What prompt_attention_floats (vendor/cuda/prefill_attention.cu) asks for: q in F16, in rows of whole
+    64, 128 or 256 values, and of each part its sums."""
+    row = next(wide for wide in (64, 128, 256) if wide >= d)
+    return n_tok * n_head * (row // 2 + n_parts * (d + PART_BEGIN))
+
+
+@pytest.mark.parametrize("d", [2, 16, 32, 36, 64, 80, 128, 192, 256])
+def test_attention_of_prompts_finds_its_work_space(d: int) -> None:
+    """Whatever the chunk's length and the number of a GPU's multiprocessors, which say how many parts share
+    positions: as many as find room, and no more than so many in all."""
+    for n_batch in (9, 16, 64, 65, 100, 128, 256, 257, 300, 512, 2048, 4096):
+        room = attention(n_batch, 3, d)
+        for n_tok in {9, 16, 63, 64, 65, 85, 100, 128, 170, 255, 256, 257, n_batch}:
+            if n_tok > n_batch:
+                continue
+            shared = max(PARTS_OF_ONE * TOGETHER // max(n_tok, TOGETHER), 1) if n_tok <= FEW else 0
+            assert prompt_floats(n_tok, 3, d, shared) <= room, (n_batch, n_tok)
+            splits = 2 * SPLITS if n_tok == 1 else SPLITS
+            assert min(n_tok, SMALL_BATCH) * 3 * splits * (d + 2) <= room
+
+
+def test_constants_of_attention_are_the_kernels() -> None:
+    text = (Path(__file__).parents[2] / "vendor/cuda/prefill_attention.cu").read_text()
+    header = (Path(__file__).parents[2] / "vendor/cuda/te_cuda.h").read_text()
+    wide = re.search(r"TE_CUDA_WIDE_TOK = (\d+)", header)
+    assert wide and int(wide[1]) == TOGETHER
+    for line in (
+        f"FEW_TOK = {FEW}, MOST_PARTS = {PARTS_OF_ONE}, MOST_ROWS = MOST_PARTS * TE_CUDA_WIDE_TOK",
+        f"PART_BEGIN = {PART_BEGIN};",
+    ):
+        assert line in text, line

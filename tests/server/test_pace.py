@@ -61,6 +61,11 @@ def test_what_a_part_settles_at(
     assert parts[-1] in wanted
 
 
+@pytest.mark.parametrize(("cost", "quiet", "wanted"), [(resident, 10.0, 64), (processor, 200.0, 64)])
+def test_where_nothing_is_read_once_for_both_parts_are_not_cut(cost: Cost, quiet: float, wanted: int) -> None:
+    assert settled(Pace(), cost, quiet)[-1] == wanted
+
+
 def test_others_take_twice_as_long_at_most() -> None:
     parts = settled(Pace(), resident, 6.0)
     assert sum(resident(part) <= 6.0 for part in parts) >= 48
@@ -85,7 +90,7 @@ def test_where_no_part_is_short_others_have_steps_for_themselves(
 
 
 def test_what_took_long_once_is_tried_again() -> None:
-    pace = Pace()
+    pace = Pace(n_mixed=64)
     assert set(settled(pace, lambda n: 100.0 * n, 10.0)) == {16}
     for _ in range(30):
         parts = settled(pace, resident, 10.0)
@@ -97,7 +102,7 @@ def test_what_took_long_once_is_tried_again() -> None:
 )
 def test_a_part_beside_others_in_one_program(n_generating: int, wanted: int) -> None:
     """A step of up to 64 tokens takes 7 ms instead of 4, others much more."""
-    pace = Pace()
+    pace = Pace(n_mixed=64)
     for _ in range(20):
         pace.saw(0, n_generating, 4.0)
     parts = []

@@ -11,7 +11,7 @@
 namespace {
 template <class V> te_row_kernels rows_of_q4_0() {
     if constexpr (V::q4_0_by_blocks && V::lanes == 8)
-        return rows_of<V, q4_0_rows<V>, panel_rows<V, q4_0_tile<V>>>();
+        return rows_of<V, q4_0_rows<V>, panel_rows<V, row_tile<V, q4_0_lanes<V>>>>();
     else if constexpr (V::q4_0_by_blocks)
         return rows_of<V, q4_0_rows<V>, panel_rows<V, q4_0_panel<V>>>();
     else

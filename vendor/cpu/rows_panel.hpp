@@ -32,6 +32,7 @@ template <class V, int ROWS> typename V::f32 add_lanes(const float (*sum)[ROWS],
 
 template <class V> struct q4_0_panel {
     using K = q4_0_rows<V>;
+    using one_by_one = batch<V, q4_0_walk<V>>;
     using act = typename K::act;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
@@ -89,9 +90,9 @@ template <class V> struct q4_0_panel {
     }
 };
 
-// P: ROWS of a panel, PASS tokens that it meets at a time, dot_panel.
+// P: ROWS of a panel, PASS tokens that it meets at a time, dot_panel; one_by_one has what is no panel.
 template <class V, class P> struct panel_rows {
-    using one_by_one = batch<V, q4_0_walk<V>>;
+    using one_by_one = typename P::one_by_one;
     static constexpr int ROWS = P::ROWS, LEAST = 3; // tokens; two are as fast one row at a time
 
     // Whether the ROWS rows from place i of the list on are wanted by the same tokens, enough of them.

@@ -1,84 +1,135 @@
-// rows_tile.hpp - AVX2's dot products of Q4_0 for a few tokens: sixteen rows, a lane for each, by four tokens at a time.
+// rows_tile.hpp - AVX2's dot products for a few tokens: sixteen rows, a lane for each, by four tokens at a time.
 //
-// A chunk of the rows is unpacked once into the first cache, four bytes of a row to a lane, and then meets the tokens in
-// tiles, whose sums stay in registers for a block: a load of weights serves four tokens, one of a token's bytes both
-// registers of rows, and nothing is added up across a register. Sums of floats wait in memory as in rows_panel.hpp.
+// A chunk of the rows, eight units of 32 weights, is unpacked once into the first cache, four bytes of a row to a lane, and
+// then meets the tokens in tiles, whose sums stay in registers for a unit: a load of weights serves four tokens, one of a
+// token's bytes both registers of rows, and nothing is added up across a register. Sums of floats wait in memory as in
+// rows_panel.hpp.
 //
-// One thread of a Zen 5, billions of products a second of 4, 8, 16 and 32 tokens, 4096 columns, weights in memory: eight
-// rows by one token 102, 125, 139 and 143, so 112, 138, 154 and 161; with AVX-VNNI 116, 144, 161 and 169, so 125, 156, 177
-// and 188. A block of eight rows and one token takes 6 cycles, of which 5.5 are multiplications (VNNI 5.1 and 5),
+// One thread of a Zen 5, Q4_0, billions of products a second of 4, 8, 16 and 32 tokens, 4096 columns, weights in memory:
+// eight rows by one token 102, 125, 139 and 143, so 112, 138, 154 and 161; with AVX-VNNI 116, 144, 161 and 169, so 125, 156,
+// 177 and 188. A unit of eight rows and one token takes 6 cycles, of which 5.5 are multiplications (VNNI 5.1 and 5),
 // unpacking 11.
 namespace {
 
-template <class V> struct q4_0_tile {
-    using K = q4_0_rows<V>;
-    using act = typename K::act;
+// U: a format's rows in lanes.
+//     act, chunk               activations of a chunk, with d[lane]; its weights: 256
+//     at_q(u), step(k)         where the 32 activations of unit u are in an act, and behind that the k-th four of them
+//     lane(u)                  of the kernel of one token, which has the sums of unit u
+//     has_minima, has_scales   whether a unit has a minimum; whether each sixteen have a scale, a whole number
+//     parts                    that a unit's sum is made of, for which words do
+//     unpacked                 q[u][g][k], bytes of L rows, of register g of rows; m[u], s[u][part] if there are any
+//     unpack(row, at, n, g, w) n units of L rows, which are at byte `at`
+//     scale(w, u, g)           of unit u
+template <class V, class U> struct row_tile {
+    using one_by_one = batch<V, typename U::walk>;
+    using act = typename U::act;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
-    static constexpr int L = V::lanes, chunk = K::chunk, block_bytes = K::block_bytes;
+    using unpacked = typename U::unpacked;
+    static constexpr int L = V::lanes, chunk = U::chunk;
     static constexpr int G = 2, ROWS = G * L, PASS = 32, ABREAST = 4; // tokens of a pass and of a tile
     using tokens = panel_tokens<PASS>;
     using panel = panel_of<ROWS>;
-    struct unpacked {
-        alignas(32) uint8_t q[L][8][G][4 * L]; // of block b, four weights of each row
-        alignas(32) uint16_t d[L][ROWS];
-    };
     typedef float sums[PASS][L][ROWS];
 
-    // n blocks of L rows from byte `at` on, which are the lanes of register g.
     __attribute__((noinline, flatten)) static void unpack(const uint8_t *const *row, size_t at, int n, int g,
                                                           unpacked &w) {
-        const uint8_t *p[L]; // in registers
-        TE_EACH_ROW(L) p[r] = row[r] + at;
-        for (int b = 0; b < n; b++) {
-            i32 q[8];
-            V::q4_0_tile(p, q, &w.d[b][g * L]);
-            for (int k = 0; k < 8; k++) V::store_i32(w.q[b][k][g], q[k]);
-            TE_EACH_ROW(L) p[r] += block_bytes;
-        }
+        U::unpack(row, at, n, g, w);
     }
-    // to += a block of the rows times T tokens'. Where the block is in an act: at_q, its bytes; at_lane, its number.
+    // The products of a unit of the rows and of T tokens, whose activations begin at x, but for tile_end. start: the
+    // tokens' integers.
     template <int T>
-    static void tile(const uint8_t (*w)[G][4 * L], const f32 *scale, const char *const *acts, size_t at_q,
-                     size_t at_lane, float *to) {
-        i32 sum[G][T];
-        const char *x[T], *start[T];
-        TE_EACH(T) {
-            x[t] = acts[t] + at_q;
-            start[t] = acts[t] + at_lane + offsetof(act, start);
-        }
+    static void products(const unpacked &w, int u, const char *const *x, const char *const *start, i32 (*sum)[T]) {
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) {
             i32 own[T];
-            TE_EACH(T) own[t] = V::four_of(x[t] + 4 * (k % 4) + (k < 4 ? 0 : 4 * L));
+            TE_EACH(T) own[t] = V::four_of(x[t] + U::step(k));
             TE_EACH_ROW(G) {
-                const i32 q = V::load_bytes(w[k][r]);
+                const i32 q = V::load_bytes(w.q[u][r][k]);
                 TE_EACH(T) sum[r][t] = k ? V::tile_dot(sum[r][t], q, own[t]) : V::tile_begin(q, own[t], start[t]);
             }
         }
-        TE_EACH(T) {
-            const f32 d = V::splat(*(const float *)(acts[t] + at_lane + offsetof(act, d)));
+    }
+    // The same in two parts.
+    template <int T>
+    static void products_in_parts(const unpacked &w, int u, const char *const *x, const char *const *acts,
+                                  i32 (*sum)[T]) {
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++) {
+            i32 words[G][T];
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++) {
+                i32 own[T];
+                TE_EACH(T) own[t] = V::four_of(x[t] + U::step(4 * part + k));
+                TE_EACH_ROW(G) {
+                    const i32 q = V::load_bytes(w.q[u][r][4 * part + k]);
+                    TE_EACH(T) {
+                        if (k > 0)
+                            words[r][t] = V::words_dot(words[r][t], q, own[t]);
+                        else if constexpr (U::has_scales)
+                            words[r][t] = V::words_dot(V::four_of(acts[t] + U::at_start(u, part)), q, own[t]);
+                        else
+                            words[r][t] = V::words_begin(q, own[t]);
+                    }
+                }
+            }
             TE_EACH_ROW(G) {
-                float *y = to + t * L * ROWS + r * L;
-                const f32 whole = V::to_f32(V::tile_end(sum[r][t], start[t]));
-                V::store(y, V::fma(whole, V::mul(scale[r], d), V::load(y)));
+                i32 by = V::ones();
+                if constexpr (U::has_scales) by = V::load_bytes(w.s[u][part] + r * L);
+                TE_EACH(T) {
+                    const i32 whole = V::words_times(words[r][t], by);
+                    sum[r][t] = part ? V::add_i32(sum[r][t], whole) : whole;
+                }
             }
         }
     }
-    // sum += n blocks times T tokens'; at: of their act. next: where the chunk is of which two rows are fetched beside each
-    // block.
+    // to += unit u of the rows times T tokens'.
+    template <int T> static void tile(const unpacked &w, int u, const char *const *acts, float *to) {
+        static constexpr int32_t none = 0;
+        const size_t at_lane = sizeof(float) * (size_t)U::lane(u);
+        i32 sum[G][T];
+        const char *x[T], *own[T]; // what is the unit's in an act, of its arrays of 32 and of one to a unit
+        TE_EACH(T) {
+            x[t] = acts[t] + offsetof(act, q) + U::at_q(u);
+            own[t] = acts[t] + at_lane;
+        }
+        const char *start[T];
+        TE_EACH(T) {
+            if constexpr (U::has_minima)
+                start[t] = (const char *)&none;
+            else
+                start[t] = own[t] + offsetof(act, start);
+        }
+        if constexpr (U::parts == 2)
+            products_in_parts<T>(w, u, x, acts, sum);
+        else
+            products<T>(w, u, x, start, sum);
+        f32 scale[G];
+        TE_EACH_ROW(G) scale[r] = U::scale(w, u, r);
+        TE_EACH(T) {
+            const f32 d = V::splat(*(const float *)(own[t] + offsetof(act, d)));
+            TE_EACH_ROW(G) {
+                float *y = to + t * L * ROWS + r * L;
+                const i32 whole = U::parts == 2 ? sum[r][t] : V::tile_end(sum[r][t], start[t]);
+                f32 all = V::fma(V::to_f32(whole), V::mul(scale[r], d), V::load(y));
+                if constexpr (U::has_minima)
+                    all =
+                        V::fma(V::load(w.m[u] + r * L), V::splat(*(const float *)(own[t] + offsetof(act, minus))), all);
+                V::store(y, all);
+            }
+        }
+    }
+    // sum += n units times T tokens'; at: of their act. next: where the chunk is of which two rows are fetched beside each
+    // unit.
     template <int T>
-    __attribute__((noinline, flatten)) static void blocks(const unpacked &w, int n, const char *const *who, size_t at,
-                                                          float (*sum)[L][ROWS], const uint8_t *const *next,
-                                                          size_t at_next) {
+    __attribute__((noinline, flatten)) static void units(const unpacked &w, int n, const char *const *who, size_t at,
+                                                         float (*sum)[L][ROWS], const uint8_t *const *next,
+                                                         size_t at_next) {
         const char *acts[T];
         TE_EACH(T) acts[t] = who[t] + at;
-        for (int b = 0; b < n; b++) {
-            const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
-            if (next) TE_EACH_ROW(G) prefetch<L * block_bytes>(next[G * b + r] + at_next);
-            const f32 scale[G] = {V::load_f16(w.d[b]), V::load_f16(w.d[b] + L)};
-            tile<T>(w.q[b], scale, acts, offsetof(act, q) + (size_t)(8 * L * i + 16 * j),
-                    sizeof(int32_t) * (size_t)lane, sum[0][lane]);
+        for (int u = 0; u < n; u++) {
+            if (next) TE_EACH_ROW(G) prefetch<U::chunk_bytes>(next[G * u + r] + at_next);
+            tile<T>(w, u, acts, sum[0][U::lane(u)]);
         }
     }
     static void dot_panel(const panel &p, int32_t cols, const tokens &who, bool fetch) {
@@ -87,7 +138,7 @@ template <class V> struct q4_0_tile {
         memset(sum, 0, sizeof sum[0] * (size_t)who.n);
         for (int32_t c = 0; c < cols; c += chunk) {
             const int n = cols - c < chunk ? (cols - c) / 32 : L;
-            const size_t at = (size_t)(c / 32) * block_bytes, at_act = (size_t)(c / chunk) * sizeof(act);
+            const size_t at = (size_t)(c / chunk) * U::chunk_bytes, at_act = (size_t)(c / chunk) * sizeof(act);
             for (int g = 0; g < G; g++) unpack(p.row + g * L, at, n, g, w);
             for (int t = 0, some; t < who.n; t += some) {
                 const int left = who.n - t; // a tile of one token is slow
@@ -96,22 +147,53 @@ template <class V> struct q4_0_tile {
                 const uint8_t *const *next = fetch && t == 0 ? p.next : nullptr;
                 switch (some) {
                 case 1:
-                    blocks<1>(w, n, acts, at_act, sum + t, next, at);
+                    units<1>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 case 2:
-                    blocks<2>(w, n, acts, at_act, sum + t, next, at);
+                    units<2>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 case 3:
-                    blocks<3>(w, n, acts, at_act, sum + t, next, at);
+                    units<3>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 default:
-                    blocks<ABREAST>(w, n, acts, at_act, sum + t, next, at);
+                    units<ABREAST>(w, n, acts, at_act, sum + t, next, at);
                     break;
                 }
             }
         }
         for (int t = 0; t < who.n; t++)
             for (int g = 0; g < G; g++) V::store(who.y[t] + g * L, add_lanes<V, ROWS>(sum[t], g * L));
+    }
+};
+
+template <class V> struct q4_0_lanes : q4_0_rows<V> {
+    using K = q4_0_rows<V>;
+    using i32 = typename V::i32;
+    static constexpr int L = V::lanes, ROWS = 2 * L, parts = 1, chunk_bytes = K::bytes;
+    static constexpr bool has_minima = false, has_scales = false;
+    struct unpacked {
+        alignas(32) uint8_t q[L][2][8][4 * L];
+        alignas(32) uint16_t d[L][ROWS];
+    };
+    static constexpr int at_q(int u) { return 8 * L * (u / (L / 4)) + 16 * (u % (L / 4)); }
+    static constexpr int step(int k) { return 4 * (k % 4) + (k < 4 ? 0 : 4 * L); }
+    static constexpr int lane(int u) { return 4 * (u % (L / 4)) + u / (L / 4); }
+
+    static typename V::f32 scale(const unpacked &w, int u, int g) { return V::load_f16(w.d[u] + g * L); }
+    static void unpack(const uint8_t *const *row, size_t at, int n, int g, unpacked &w) {
+        const uint8_t *p[L]; // in registers
+        TE_EACH_ROW(L) p[r] = row[r] + at;
+        for (int u = 0; u < n; u++) {
+            i32 v[4], q[8];
+            V::eight_halves(p, w.d[u] + g * L);
+            V::transposed16(p, offsetof(te_block_q4_0, q), v);
+            for (int k = 0; k < 4; k++) {
+                q[k] = V::bits_and(v[k], 15);
+                q[k + 4] = V::high4(v[k]);
+            }
+            for (int k = 0; k < 8; k++) V::store_i32(w.q[u][g][k], q[k]); // in order, or it takes a third longer
+            TE_EACH_ROW(L) p[r] += K::block_bytes;
+        }
     }
 };
 } // namespace

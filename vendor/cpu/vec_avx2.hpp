@@ -2,7 +2,7 @@
 namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
-    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp has its words
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp and rows_units.hpp have their words
     static constexpr int abreast = 4;            // tokens, in rows_batch.hpp
     static constexpr int rows = 2;               // that one pass over axpy's sums adds
     using f32 = __m256;
@@ -89,6 +89,7 @@ struct vec_avx2 {
     static i32 high4(i32 a) { return bits_and(_mm256_srli_epi16(a, 4), 15); }
     static i32 zero_i32() { return _mm256_setzero_si256(); }
     static i32 sub_i32(i32 a, i32 b) { return _mm256_sub_epi32(a, b); }
+    static i32 add_i32(i32 a, i32 b) { return _mm256_add_epi32(a, b); }
     static f32 to_f32(i32 a) { return _mm256_cvtepi32_ps(a); }
     static __m128i eight(const void *p) { return _mm_loadl_epi64((const __m128i *)p); }
     static f32 widen_u8(const void *p) { return to_f32(_mm256_cvtepu8_epi32(eight(p))); }
@@ -161,40 +162,87 @@ struct vec_avx2 {
         return widen_add(start, _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)));
     }
 
-    // For rows_tile.hpp: a block of eight rows, q[k] with bytes 4k .. 4k + 3 of each (low nibbles, then high ones), and the
-    // scales.
+    // For rows_units.hpp: four units of 32 weights, a register each, and a token's. In each half of the result, which is of
+    // sixteen weights, a lane for each unit, two words with the products of eight.
+    static i32 four_units(const i32 *q, const int8_t *x) {
+        i32 w[4];
+        for (int i = 0; i < 4; i++) w[i] = _mm256_maddubs_epi16(q[i], load_bytes(x + 32 * i));
+        const i32 a = add_words(_mm256_unpacklo_epi32(w[0], w[1]), _mm256_unpackhi_epi32(w[0], w[1])),
+                  b = add_words(_mm256_unpacklo_epi32(w[2], w[3]), _mm256_unpackhi_epi32(w[2], w[3]));
+        return add_words(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    }
+    static i32 add_words(i32 a, i32 b) { return _mm256_add_epi16(a, b); }
+    static i32 words_times(i32 a, i32 b) { return _mm256_madd_epi16(a, b); } // and each two added up
+    static i32 ones() { return _mm256_set1_epi16(1); }
+    // Of eight units, four_units times these words, to one integer each.
+    static i32 eight_units(i32 a, i32 by_a, i32 b, i32 by_b) {
+        a = words_times(a, by_a);
+        b = words_times(b, by_b);
+        return add_i32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    }
+    // Scales of sixteen sixteens as four_units' words.
+    static void unit_scales(const int8_t *p, i32 *s) {
+        const i32 v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+        const i32 first = _mm256_setr_epi8(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6, 1, 1, 1, 1, 3, 3, 3, 3, 5, 5,
+                                           5, 5, 7, 7, 7, 7);
+        s[0] = _mm256_srai_epi16(_mm256_shuffle_epi8(v, first), 8);
+        s[1] = _mm256_srai_epi16(_mm256_shuffle_epi8(v, _mm256_add_epi8(first, splat_bytes(8))), 8);
+    }
+    static f32 low8(w16 a) { return a.lo; }
+    static f32 high8(w16 a) { return a.hi; }
+
+    // For rows_tile.hpp, eight rows in lanes: bytes 4k .. 4k + 3 of the sixteen at `at`.
+    static void transposed16(const uint8_t *const *row, size_t at, i32 *v) {
+        i32 y[4];
+        for (int r = 0; r < 4; r++)
+            y[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(row[r] + at))),
+                                           _mm_loadu_si128((const __m128i *)(row[r + 4] + at)), 1);
+        const i32 t0 = _mm256_unpacklo_epi32(y[0], y[1]), t1 = _mm256_unpacklo_epi32(y[2], y[3]),
+                  t2 = _mm256_unpackhi_epi32(y[0], y[1]), t3 = _mm256_unpackhi_epi32(y[2], y[3]);
+        v[0] = _mm256_unpacklo_epi64(t0, t1);
+        v[1] = _mm256_unpackhi_epi64(t0, t1);
+        v[2] = _mm256_unpacklo_epi64(t2, t3);
+        v[3] = _mm256_unpackhi_epi64(t2, t3);
+    }
     static uint64_t four_halves(const uint8_t *const *row) {
         uint16_t d[4];
         for (int r = 0; r < 4; r++) memcpy(&d[r], row[r], 2);
         return d[0] | (uint32_t)d[1] << 16 | (uint64_t)(d[2] | (uint32_t)d[3] << 16) << 32;
     }
-    static void q4_0_tile(const uint8_t *const *row, i32 *q, uint16_t *d) {
+    static void eight_halves(const uint8_t *const *row, uint16_t *d) {
         const uint64_t low = four_halves(row), high = four_halves(row + 4);
         memcpy(d, &low, 8);
         memcpy(d + 4, &high, 8);
-        i32 y[4];
-        for (int r = 0; r < 4; r++) y[r] = q4_0_two(row[r], row[r + 4]);
-        const i32 t0 = _mm256_unpacklo_epi32(y[0], y[1]), t1 = _mm256_unpacklo_epi32(y[2], y[3]),
-                  t2 = _mm256_unpackhi_epi32(y[0], y[1]), t3 = _mm256_unpackhi_epi32(y[2], y[3]);
-        const i32 v[4] = {_mm256_unpacklo_epi64(t0, t1), _mm256_unpackhi_epi64(t0, t1), _mm256_unpacklo_epi64(t2, t3),
-                          _mm256_unpackhi_epi64(t2, t3)};
-        for (int k = 0; k < 4; k++) {
-            q[k] = bits_and(v[k], 15);
-            q[k + 4] = high4(v[k]);
-        }
+    }
+    // The lanes' first (at = 0) or second halves as floats.
+    template <int at> static f32 halves(i32 a) {
+        const i32 own = at ? _mm256_srli_epi32(a, 16) : _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
+        const i32 packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(own, own), 8);
+        return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+    }
+    // Byte k of each lane, signed, as two equal words.
+    template <int k> static i32 two_words(i32 a) {
+        constexpr int s = 0x01010101 * k;
+        return _mm256_srai_epi16(
+            _mm256_shuffle_epi8(a, _mm256_setr_epi32(s, s + 0x04040404, s + 0x08080808, s + 0x0c0c0c0c, s,
+                                                     s + 0x04040404, s + 0x08080808, s + 0x0c0c0c0c)),
+            8);
     }
     static i32 four_of(const void *p) {
         int32_t v;
         memcpy(&v, p, 4);
         return _mm256_set1_epi32(v);
     }
-    // The rows' products with a token's block, eight steps of which tile_begin is the first; start: the token's integer.
-    static i32 tile_begin(i32 q, i32 x, const void *) { return _mm256_maddubs_epi16(q, x); }
-    static i32 tile_dot(i32 c, i32 q, i32 x) { // in 16 bits, which sixteen products fit into
-        c = _mm256_add_epi16(c, _mm256_maddubs_epi16(q, x));
+    // + four products of each lane, in words, which sixteen of nibbles fit into.
+    static i32 words_begin(i32 q, i32 x) { return _mm256_maddubs_epi16(q, x); }
+    static i32 words_dot(i32 c, i32 q, i32 x) {
+        c = add_words(c, _mm256_maddubs_epi16(q, x));
         asm("" : "+x"(c)); // or gcc adds in another order, for which it keeps all products in memory
         return c;
     }
+    // The rows' products with a token's unit, eight steps of which tile_begin is the first; start: the token's integer.
+    static i32 tile_begin(i32 q, i32 x, const void *) { return words_begin(q, x); }
+    static i32 tile_dot(i32 c, i32 q, i32 x) { return words_dot(c, q, x); }
     static i32 tile_end(i32 c, const void *start) { return widen_add(four_of(start), c); }
 
     static void add_transposed(float *y, const float *p, int stride, size_t pitch = 4) {

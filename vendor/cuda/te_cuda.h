@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 enum {
-    TE_CUDA_VERSION = 15,
+    TE_CUDA_VERSION = 16,
     TE_CUDA_MAX_TOK = 8,
     TE_CUDA_WIDE_TOK = 64,
     TE_CUDA_ROW = 8192,   /* columns of a token that a block holds, at most */

@@ -40,6 +40,7 @@ struct Range {
 struct Graph {
     uint64_t key;
     te_cuda_graph *graph;
+    uint64_t last_run; /* by number */
 };
 
 /* What ffn left for merge: n_parts sums of y in room PARTIAL. */
@@ -79,7 +80,8 @@ struct Cuda {
     te_linear_args last_rows;        /* the same of a few tokens, which goes to `partial` */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
     Graph graph[MAX_GRAPHS];
-    int32_t n_graphs, oldest_graph;
+    int32_t n_graphs;
+    uint64_t n_graph_runs;
     Slab slab[MAX_SLABS];
     int32_t n_slabs;
     Range mapped[MAX_RANGES];
@@ -188,7 +190,7 @@ void adapt_sum(Cuda *c, const te_ffn_args *a, const te_ffn_args *op, float *part
 pi_status fetch(pi_device *dev, const te_mat *from, int32_t n, const te_mat *to);
 uint32_t fetched(pi_device *dev, pi_status *st);
 
-/* operations.cu: c->last_rows, if there is one. */
+/* operations.cu: c->last_rows, if there is one. Every operation but merge, which may settle it, begins with it. */
 void run_last_rows(Cuda *c);
 /* prompt.cu. run_last: c->last, if there is one; settle_last: the same, and with it what merge would add to it. */
 void run_last(Cuda *c);

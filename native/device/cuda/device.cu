@@ -33,8 +33,11 @@ namespace {
 /* ---- programs ---- */
 
 void forget_graphs(Cuda *c) {
-    for (int32_t i = 0; i < c->n_graphs; i++) c->te->graph_free(c->graph[i].graph);
-    c->n_graphs = c->oldest_graph = 0;
+    for (int32_t i = 0; i < c->n_graphs; i++) {
+        c->te->graph_free(c->graph[i].graph);
+        c->graph[i] = {};
+    }
+    c->n_graphs = 0;
 }
 
 /* Finds out what a program needs, and gets it. */
@@ -67,10 +70,27 @@ Graph *find_graph(Cuda *c, uint64_t key) {
     return nullptr;
 }
 
+/* A place for another graph. The one that ran longest ago gives way where there is none: of mixed ones, or of all. */
+Graph *graph_place(Cuda *c, uint64_t key) {
+    int32_t n_mixed = 0;
+    for (int32_t i = 0; i < c->n_graphs; i++) n_mixed += (c->graph[i].key & PI_KEY_MIXED) != 0;
+    const uint64_t among = (key & PI_KEY_MIXED) && n_mixed == PI_MIXED ? PI_KEY_MIXED : 0;
+    Graph *at = nullptr;
+    if (!among && c->n_graphs < MAX_GRAPHS)
+        at = &c->graph[c->n_graphs++];
+    else
+        for (int32_t i = 0; i < c->n_graphs; i++)
+            if ((c->graph[i].key & among) == among && (!at || c->graph[i].last_run < at->last_run)) at = &c->graph[i];
+    c->te->graph_free(at->graph);
+    *at = {};
+    return at;
+}
+
 pi_status make_graph(Cuda *c, pi_device_program *program, void *ctx, uint64_t key, Graph **out) {
     const pi_status measured = measure(c, program, ctx);
     if (measured != PI_OK) return measured;
-    const uint64_t before = free_bytes(c);
+    const uint64_t before = free_bytes(c); /* with the one that gives way */
+    Graph *at = graph_place(c, key);
     te_cuda_graph *g = nullptr;
     te_status st = c->te->capture_begin(c->d);
     if (st != TE_OK) return (pi_status)st;
@@ -82,12 +102,7 @@ pi_status make_graph(Cuda *c, pi_device_program *program, void *ctx, uint64_t ke
     }
     if (st != TE_OK) return (pi_status)st;
     count_taken(c, before, graph_bytes);
-    Graph *at = &c->graph[c->n_graphs < MAX_GRAPHS ? c->n_graphs++ : c->oldest_graph];
-    if (at->graph && c->n_graphs == MAX_GRAPHS && at == &c->graph[c->oldest_graph]) {
-        c->te->graph_free(at->graph);
-        c->oldest_graph = (c->oldest_graph + 1) % MAX_GRAPHS;
-    }
-    *at = {key, g};
+    *at = {key, g, 0};
     *out = at;
     return PI_OK;
 }
@@ -133,6 +148,7 @@ pi_status launch(pi_device *dev, pi_device_program *program, void *ctx, uint64_t
         const pi_status st = make_graph(c, program, ctx, key, &g);
         if (st != PI_OK) return st;
     }
+    g->last_run = ++c->n_graph_runs;
     return (pi_status)c->te->graph_launch(c->d, g->graph);
 }
 

@@ -11,6 +11,7 @@ static void expect_route(Cuda *c, const te_route_args *a) {
 
 void op_route(pi_device *dev, const te_route_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     expect_route(c, a);
     if (ready(c)) note(c, c->te->route(c->d, a));
     if (a->loads && ready(c)) note(c, c->te->load_after(c->d));

@@ -33,6 +33,7 @@ void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32
 
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (ready(c)) note(c, begin(c->d, to, from, n_bytes, nullptr, 0));
 }
 
@@ -128,6 +129,7 @@ bool is_prefill(const te_linear_args *a) {
 
 void op_linear(pi_device *dev, const te_linear_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (idle(c)) return;
     if (a->side.keep) c->half_x = nullptr; /* it may be what is kept anew */
     if (is_prefill(a)) return prefill_linear(c, a);
@@ -177,6 +179,7 @@ void mixed_attention(Cuda *c, const te_attention_args *a) {
 
 void op_attention(pi_device *dev, const te_attention_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (idle(c)) return;
     const bool beside = a->beside && a->n_tok == 1 && c->te->attends_beside(a->beside);
     if (a->beside && !beside) op_linear(dev, a->beside);
@@ -203,6 +206,7 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
 
 void op_latent(pi_device *dev, const te_latent_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (idle(c)) return;
     te_latent_args op = *a;
     op.scratch = (float *)room(c, SCRATCH, sizeof(float) * c->te->latent_floats(c->d, &op));
@@ -211,6 +215,7 @@ void op_latent(pi_device *dev, const te_latent_args *a) {
 
 void op_recurrent(pi_device *dev, const te_recurrent_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (!ready(c)) return;
     /* As attention: states and whose they are are read early, but by the step's first operation that does so. */
     te_recurrent_args op = *a;
@@ -223,16 +228,19 @@ void op_recurrent(pi_device *dev, const te_recurrent_args *a) {
 
 void op_gate(pi_device *dev, const te_gate_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (ready(c)) note(c, c->te->gate(c->d, a));
 }
 
 void op_cut(pi_device *dev, const te_cut_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (ready(c)) note(c, c->te->cut(c->d, a));
 }
 
 void op_marks(pi_device *dev, const te_marks_args *a) {
     Cuda *c = of(dev);
+    run_last_rows(c);
     if (ready(c)) note(c, c->te->marks(c->d, a));
 }
 

@@ -1,0 +1,73 @@
+"""Prompts and sequences' next tokens in one program of a GPU, and prompts whose products read weights as they
+are. Run only when asked for: without a GPU, or in a build without the CUDA backend, they fail.
+
+    pytest tests/gpu/test_mixed_gpu.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Settings, make_plan
+from tests import models
+from tests.native import test_hybrid_mixed as mixed
+from tests.native.hybrid import beyond_rounding, write
+
+SPEC = replace(
+    models.SPECS["llama-relu"], name="heads", n_embd=1024, n_head=16, n_head_kv=16, n_ff=512, n_ctx=1024
+)
+
+
+@pytest.mark.parametrize("kind", [None, Kind.F16, Kind.Q4_0, Kind.Q8_0])
+@pytest.mark.parametrize(
+    ("prompts", "ends", "n_next"), [({10: 48}, [10], 9), ({11: 24}, [], 10), *mixed.CASES[2:]]
+)
+def test_prompts_beside_sequences(
+    tmp_path: Path, kind: Kind | None, prompts: dict[int, int], ends: list[int], n_next: int
+) -> None:
+    """In one program, with the answers that they have apart; also where attention gives its result in F16."""
+    with Model(write(tmp_path, SPEC, "dense", kind)) as m, mixed.opened(m, device="cuda") as s:
+        got, want, n = mixed.both_ways(s, prompts, ends, n_next)
+        assert n == sum(prompts.values()) + len(ends) + n_next
+        assert beyond_rounding(want, got, m.info.n_layer, int8=kind in (Kind.Q4_0, Kind.Q8_0)) < 1
+
+
+def test_no_more_programs_are_kept_than_a_plan_counts(tmp_path: Path) -> None:
+    """Of 44 shapes that come twice in a row; nothing else may use the GPU."""
+    seqs = [4, 5, 6]
+    used = []
+    with Model(write(tmp_path, SPEC, "dense")) as m, mixed.opened(m, device="cuda") as s:
+        for n in range(16, 60):
+            for _ in range(3):  # the second time it is recorded, the third that is run
+                for q in (3, *seqs):
+                    s.drop(q)
+                kinds = [mixed.PROMPT] * n + [mixed.GENERATED] * 3
+                mixed.feed(s, [9] * n + [5, 6, 7], [3] * n + seqs, kinds)
+                assert s.last_step[0].n_tokens == n + 3
+            used.append(s.info.n_device_bytes)
+    assert used[-1] - used[9] <= 4 << 20
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_prompts_of_more_tokens_than_products_take_at_once(tmp_path: Path, kind: Kind) -> None:
+    """Their products are computed in parts, which read the weights as they are."""
+    rng = np.random.default_rng(6)
+    with Model(write(tmp_path, SPEC, "dense", kind)) as m, Session(m, n_ctx=1024, n_threads=2) as alone:
+        asked = Settings(n_ctx=1024, n_batch=512, sparsity="dense", overhead_bytes=1 << 30, group=1)
+        plan = make_plan(m, vram_budget=4, settings=asked)
+        with Session(m, plan=plan.native(m), device="cuda", n_ctx=1024, n_threads=2, sparsity="dense") as s:
+            for n in (65, 100, 113, 128, 129, 300):
+                for each in (s, alone):
+                    each.drop()
+                ids = rng.integers(3, 290, n).tolist()
+                wants = [False] * (n - 3) + [True] * 3
+                s.feed(ids, want_logits=wants)
+                alone.feed(ids, want_logits=wants)
+                got, want = ([each.logits(i).copy() for i in range(3)] for each in (s, alone))
+                assert beyond_rounding(want, got, m.info.n_layer, int8=True) < 1, n

@@ -1,0 +1,44 @@
+/* program_keys_check.c - which programs of prompts and sequences' next tokens are kept (native/hybrid/program.c): each from
+ * the second in a row on, no more than PI_MIXED, and the one that ran longest ago gives way. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "hybrid/program.h"
+
+static pi_hybrid h;
+
+/* With so many next tokens behind those of a prompt. */
+static uint64_t key(int32_t n_next) {
+    h.n_tok = 16 + n_next;
+    h.grouped = 16;
+    h.n_logits = n_next;
+    return pi_program_key(&h);
+}
+
+static void check(bool is_so, const char *what) {
+    if (is_so) return;
+    fprintf(stderr, "%s\n", what);
+    exit(1);
+}
+
+int main(void) {
+    static pi_model model;
+    static pi_session session;
+    session.model = &model;
+    h.s = &session;
+    for (int32_t n = 2; n < 2 + PI_MIXED; n++) {
+        check(key(n) == 0, "kept the first time");
+        check(key(n) & PI_KEY_MIXED, "not kept the second time");
+    }
+    for (int32_t n = 2; n < 2 + PI_MIXED; n++) check(key(n) && key(n) == key(n), "not kept while there is room");
+    check(key(2) && key(30) == 0 && key(2) && key(30) == 0, "kept, but never twice in a row");
+    check(key(30) && key(2), "the last that ran gave way");
+    check(key(3) == 0 && key(4) && key(30), "another than the oldest gave way");
+    check(key(3) == 0 && key(3) && key(5) == 0, "what came again is not kept");
+    h.grouped = h.n_tok = 16;
+    h.n_logits = 1;
+    check(pi_program_key(&h) == 0, "a prompt's is kept");
+    h.decode = true;
+    check(pi_program_key(&h) && !(pi_program_key(&h) & PI_KEY_MIXED), "of few tokens as of a prompt and others");
+    return 0;
+}
