@@ -41,17 +41,23 @@ def test_prompts_beside_sequences(
 def test_no_more_programs_are_kept_than_a_plan_counts(tmp_path: Path) -> None:
     """Of 44 shapes that come twice in a row; nothing else may use the GPU."""
     seqs = [4, 5, 6]
-    used = []
     with Model(write(tmp_path, SPEC, "dense")) as m, mixed.opened(m, device="cuda") as s:
-        for n in range(16, 60):
-            for _ in range(3):  # the second time it is recorded, the third that is run
-                for q in (3, *seqs):
-                    s.drop(q)
-                kinds = [mixed.PROMPT] * n + [mixed.GENERATED] * 3
-                mixed.feed(s, [9] * n + [5, 6, 7], [3] * n + seqs, kinds)
-                assert s.last_step[0].n_tokens == n + 3
-            used.append(s.info.n_device_bytes)
-    assert used[-1] - used[9] <= 4 << 20
+
+        def step(n: int) -> int:
+            for q in (3, *seqs):
+                s.drop(q)
+            kinds = [mixed.PROMPT] * n + [mixed.GENERATED] * 3
+            mixed.feed(s, [9] * n + [5, 6, 7], [3] * n + seqs, kinds)
+            assert s.last_step[0].n_tokens == n + 3
+            return s.info.n_device_bytes
+
+        sizes = range(16, 60)
+        for n in sizes:  # kernels are loaded when they are first used
+            step(n)
+        used = [
+            [step(n) for _ in range(3)][-1] for n in sizes
+        ]  # the second time recorded, the third that is run
+    assert used[-1] - used[9] <= 4 << 20, [u - used[0] >> 10 for u in used]
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])

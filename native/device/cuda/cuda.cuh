@@ -57,6 +57,8 @@ struct Slab {
     size_t n_bytes, used_bytes;
 };
 
+/* The most that one graph takes, its kernels' code included; what is more is other programs'. */
+constexpr uint64_t graph_bytes = 256u << 20;
 enum { MAX_GRAPHS = 64, MAX_RANGES = 512, MAX_SLABS = 2048, FETCH_MATS = 4 };
 
 struct Cuda {
@@ -79,6 +81,7 @@ struct Cuda {
     te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
     te_linear_args last_rows;        /* the same of a few tokens, which goes to `partial` */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
+    uint64_t graphs_bytes; /* of used_bytes what graphs took */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs;
     uint64_t n_graph_runs;
@@ -141,6 +144,7 @@ uint64_t free_bytes(Cuda *c);
 uint64_t used_without_context(int32_t index);
 /* Counts what the driver took between two looks, at most n_bytes and what it rounds up. */
 void count_taken(Cuda *c, uint64_t free_before, uint64_t n_bytes);
+void count_graphs(Cuda *c, uint64_t free_before, int32_t n_gone);
 
 /* device.cu: keeps the first error of a program. */
 void note(Cuda *c, te_status st);

@@ -15,8 +15,7 @@ void note(Cuda *c, te_status st) {
     __atomic_store_n(c->base.cancelled, 1, __ATOMIC_RELAXED); /* nobody waits for the rest */
 }
 
-/* The most that one graph takes, its kernels' code included; what is more is other programs'. */
-constexpr uint64_t graph_bytes = 256u << 20, library_bytes = 512u << 20;
+constexpr uint64_t library_bytes = 512u << 20;
 
 void find_blas(Cuda *c) {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
@@ -33,10 +32,12 @@ namespace {
 /* ---- programs ---- */
 
 void forget_graphs(Cuda *c) {
+    const uint64_t before = c->n_graphs ? free_bytes(c) : 0;
     for (int32_t i = 0; i < c->n_graphs; i++) {
         c->te->graph_free(c->graph[i].graph);
         c->graph[i] = {};
     }
+    if (c->n_graphs) count_graphs(c, before, c->n_graphs);
     c->n_graphs = 0;
 }
 
@@ -101,7 +102,7 @@ pi_status make_graph(Cuda *c, pi_device_program *program, void *ctx, uint64_t ke
         return (pi_status)te_fail(c->status, "%s", c->problem);
     }
     if (st != TE_OK) return (pi_status)st;
-    count_taken(c, before, graph_bytes);
+    count_graphs(c, before, 1);
     *at = {key, g, 0};
     *out = at;
     return PI_OK;

@@ -109,6 +109,23 @@ void count_taken(Cuda *c, uint64_t free_before, uint64_t n_bytes) {
     c->used_bytes += took;
 }
 
+/* What graphs took, or gave back, since so much was free and up to n were taken away. The driver has pages of 2 MiB for
+ * several: a page may come with any graph, and go with any other. */
+void count_graphs(Cuda *c, uint64_t free_before, int32_t n_gone) {
+    const uint64_t after = free_bytes(c), most = graph_bytes + page_bytes, back = 2 * page_bytes * (uint64_t)n_gone;
+    if (free_before > after) {
+        const uint64_t took = free_before - after;
+        c->used_bytes += took < most ? took : most;
+        c->graphs_bytes += took < most ? took : most;
+        return;
+    }
+    uint64_t gave = after - free_before; /* beyond these limits it is other programs' */
+    if (gave > back) gave = back;
+    if (gave > c->graphs_bytes) gave = c->graphs_bytes;
+    c->used_bytes -= gave;
+    c->graphs_bytes -= gave;
+}
+
 /* NVML, the driver's library for looking at GPUs, needs no context. Its declarations are not everywhere where CUDA's are. */
 uint64_t used_without_context(int32_t index) {
     struct Memory {
