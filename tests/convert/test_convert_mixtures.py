@@ -308,6 +308,11 @@ def read(config: dict[str, Any]) -> Hyper:
             {"n": 128, "n_used": 8, "n_ff": 768, "is_normed": True, "is_sigmoid": False},
         ),
         (QWEN3_30B | {"norm_topk_prob": False}, {}, {"is_normed": False}),
+        (  # as transformers 5.24 saves it
+            {"num_local_experts" if k == "num_experts" else k: v for k, v in QWEN3_30B.items()},
+            {"arch": "qwen3moe"},
+            {"n": 128, "n_used": 8},
+        ),
         (
             QWEN_MOE_27B,
             {"arch": "qwen2moe", "d_head": 128, "qkv_bias": True, "output_bias": False},

@@ -292,6 +292,7 @@ _EXPERT_NAMES = {
     "glm4moe": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
     "gpt-oss": ("num_local_experts", "num_experts_per_tok", ""),
 }
+_COUNT_NAMES = ("num_experts", "num_local_experts")
 
 
 def _read_experts(config: Settings, family: str) -> Experts | None:
@@ -310,7 +311,8 @@ def _read_experts(config: Settings, family: str) -> Experts | None:
     if config.flag("moe_enable_early_router", True) is False:
         raise UnsupportedError(f"{config.where}: moe_enable_early_router is false")
     count, used, width = _EXPERT_NAMES[family]
-    n = config.integer(count, low=1, high=MAX_EXPERTS)
+    # transformers 5.24 writes qwen3_moe's num_experts as num_local_experts; older ones read either name.
+    n = config.integer(count, *_COUNT_NAMES, low=1, high=MAX_EXPERTS)
     shared = 0
     if family == "qwen2moe":
         shared = config.integer("shared_expert_intermediate_size", low=1, high=MAX_DIM)
