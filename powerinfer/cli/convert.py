@@ -32,7 +32,8 @@ families that the engine runs (docs/models.md). With predictors the result is a
 PowerInfer file, which the original reads as well; without, an ordinary GGUF
 file. --check asks transformers, if the engine's own reading of checkpoints
 does not know the family. A folder with adapter_config.json is a LoRA adapter:
---base names the folder of its model, of which only config.json is read.
+--base names the folder of its model, of which config.json is read, and weights
+that the adapter has copies of.
 """
 
 

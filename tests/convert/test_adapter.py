@@ -12,7 +12,7 @@ import pytest
 from powerinfer._engine.lora import add_adapters
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
-from powerinfer.errors import FormatError, PowerInferError, UnsupportedError
+from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.models.convert.adapter import convert_adapter
 from powerinfer.models.convert.conversion import convert
 from tests import models, reference
@@ -118,6 +118,7 @@ FFN = ("gate_proj", "up_proj", "down_proj")
     ("name", "wanted"),
     [
         ("mistral", (*ATTENTION, *FFN)),  # q and k in another order
+        ("qwen3", ("q_proj", "embed_tokens", "lm_head")),
         ("falcon-40b", ("query_key_value", "self_attention.dense", "dense_h_to_4h")),
         ("granite", (*ATTENTION, "embed_tokens", "lm_head")),
         ("gptneox", ("query_key_value", "attention.dense", "dense_4h_to_h")),
@@ -184,7 +185,8 @@ def test_what_is_not_converted(config: dict[str, Any], says: str, tmp_path: Path
         (lambda w: w | {Q + "B.weight": w[Q + "B.weight"][:-1]}, "must have 64"),
         (lambda w: w | {Q + "B.weight": w[Q + "B.weight"][0]}, "not a matrix"),
         (lambda w: w | {Q + "A.weight": w[Q + "A.weight"] * np.float32(np.nan)}, "no numbers"),
-        (lambda w: w | {"base_model.model.x.weight": w[Q + "A.weight"]}, "no part of a LoRA pair"),
+        (lambda w: w | {"base_model.model.x.bias": w[Q + "A.weight"]}, "no part of a LoRA pair"),
+        (lambda w: w | {"base_model.model.x.weight": w[Q + "A.weight"]}, "nothing to compare it with"),
         (lambda w: {k.replace("layers.0", "layers.9"): v for k, v in w.items()}, "has not"),
         (lambda w: {k.replace("self_attn.q_proj", "input_layernorm"): v for k, v in w.items()}, "adapted"),
         (lambda w: {k.replace("self_attn", "mlp.experts.3"): v for k, v in w.items()}, "experts"),
@@ -192,9 +194,44 @@ def test_what_is_not_converted(config: dict[str, Any], says: str, tmp_path: Path
 )
 def test_tensors_that_are_no_adapter(change: Any, says: str, tmp_path: Path) -> None:
     folder, base = adapter(tmp_path, change)
-    with pytest.raises((FormatError, UnsupportedError), match=says):
+    with pytest.raises(PowerInferError, match=says):
         convert_adapter(folder, tmp_path / "out.gguf", base=base)
     assert not (tmp_path / "out.gguf").exists()
+
+
+EMBEDDING = "base_model.model.model.embed_tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        (EMBEDDING + ".base_layer.weight", lambda w: w, None),
+        (EMBEDDING + ".weight", lambda w: w, None),
+        (EMBEDDING + ".weight", lambda w: w.astype(np.float16), None),
+        ("base_model.model.lm_head.base_layer.weight", lambda w: w, None),  # tied: the base has none
+        (EMBEDDING + ".weight", lambda w: w + np.float32(1e-6), "of its own"),
+        (EMBEDDING + ".weight", lambda w: (w * np.float32(1.01)).astype(np.float16), "of its own"),
+        (EMBEDDING + ".base_layer.weight", lambda w: np.concatenate([w, w[:2]]), "of its own"),
+        ("base_model.model.model.norms.weight", lambda w: w, "not in"),
+    ],
+)
+def test_copies_of_the_base_s_matrices(name: str, change: Any, says: str | None, tmp_path: Path) -> None:
+    """PEFT saves the embedding and the head whole where it adapts them."""
+    tensors = {one: np.asarray(value, np.float32) for one, value in weights_of("granite").items()}
+    tensors.pop("lm_head.weight", None)
+    base = write_model(tmp_path / "base", "granite", tensors)
+    pairs = pairs_of(tensors, ("q_proj", "embed_tokens"))
+    out = tmp_path / "out.gguf"
+    convert_adapter(write_adapter(tmp_path / "plain", pairs), tmp_path / "plain.gguf", base=base)
+    folder = write_adapter(tmp_path / "lora", pairs | {name: change(tensors["model.embed_tokens.weight"])})
+    if says:
+        with pytest.raises(UnsupportedError, match=says):
+            convert_adapter(folder, out, base=base)
+        assert not out.exists()
+    else:
+        convert_adapter(folder, out, base=base)
+        plain, made = gguf_raw.read(tmp_path / "plain.gguf"), gguf_raw.read(out)
+        assert made.tensors == plain.tensors
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """Turning a LoRA adapter as PEFT saves it (adapter_config.json and adapter_model) into a GGUF file.
 
 A pair of matrices goes where the one goes that it belongs to: B has its rows, and is reordered, cut and
-scaled as these are; A has its columns. The base model's weights are not read, only its config.json.
+scaled as these are; A has its columns. Of the base model its config.json is read, and its weights only where
+the adapter has copies of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from ..._engine import formats
 from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
 from ..writer import GGUFWriter
-from .checkpoint import open_weights
+from .checkpoint import Checkpoint, open_weights
 from .conversion import name_of, spare_inputs
 from .families.family import Family, check_rows, turned
 from .families.reading import read_hyper
@@ -39,6 +40,9 @@ _TARGET = re.compile(
     r"blk\.\d+\.(attn_(qkv|q|k|v|output)|ffn_(gate|up|down))\.weight|(token_embd|output)\.weight"
 )
 _PAIR = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_[AB]\.weight|lora_embedding_[AB])")
+# PEFT saves the embedding and the head whole where they are adapted, or the vocabulary has grown.
+_WHOLE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
 
 # What adapter_config.json may not say, and why.
 _REFUSED = {
@@ -80,7 +84,8 @@ def convert_adapter(
 ) -> AdapterConversion:
     """Writes the file of an adapter's folder; it appears when it is complete.
 
-    base: the folder of the model that it belongs to, or one with its config.json alone. type: one of TYPES.
+    base: the folder of the model that it belongs to, or one with its config.json alone, if the adapter has no
+    copies of the model's matrices. type: one of TYPES.
 
     Raises FileError, FormatError, UnsupportedError, ArgumentError; then there is no file.
     """
@@ -93,7 +98,9 @@ def convert_adapter(
     alpha = _check(config)
     tensors: dict[str, Floats] = {}
     ranks = set()
-    for module, (a, b) in _pairs(path).items():
+    pairs, copies = _read(path)
+    _check_copies(path, copies, Path(base))
+    for module, (a, b) in pairs.items():
         rank = a.shape[0]
         ranks.add(rank)
         by = _strength(config, module, rank) / (alpha / rank)
@@ -167,8 +174,8 @@ def _fits(config: Settings, pattern: str, module: str) -> bool:
         ) from None
 
 
-def _pairs(folder: Path) -> dict[str, tuple[StoredTensor, StoredTensor]]:
-    """A [rank, columns] and B [rows, rank] by the names of modules."""
+def _read(folder: Path) -> tuple[dict[str, tuple[StoredTensor, StoredTensor]], dict[str, StoredTensor]]:
+    """A [rank, columns] and B [rows, rank] by the names of modules; whole matrices by their own."""
     file = next(
         (
             folder / f"adapter_model{end}"
@@ -180,10 +187,15 @@ def _pairs(folder: Path) -> dict[str, tuple[StoredTensor, StoredTensor]]:
     if file is None:
         raise FileError(f"{folder} has no adapter_model.safetensors or adapter_model.bin")
     halves: dict[str, dict[str, StoredTensor]] = {}
+    whole: dict[str, StoredTensor] = {}
     for name, tensor in open_weights(file).items():
         match = _PAIR.fullmatch(name)
         if not match:
-            raise UnsupportedError(f"{file} has a tensor {name:.200}, which is no part of a LoRA pair")
+            of = _WHOLE.fullmatch(name)
+            if not of:
+                raise UnsupportedError(f"{file} has a tensor {name:.200}, which is no part of a LoRA pair")
+            whole[f"{of[1]}.weight"] = tensor
+            continue
         if not tensor.is_float or tensor.view.ndim != 2 or not tensor.view.size:
             raise FormatError(
                 f"{file}: {name:.200} is {tensor.dtype} of shape {list(tensor.shape)}, not a matrix"
@@ -203,7 +215,49 @@ def _pairs(folder: Path) -> dict[str, tuple[StoredTensor, StoredTensor]]:
         pairs[module] = a, b
     if not pairs:
         raise FormatError(f"{file} has no tensors")
-    return pairs
+    return pairs, whole
+
+
+def _check_copies(folder: Path, copies: dict[str, StoredTensor], base: Path) -> None:
+    """Whole matrices must be the base model's: a file of an adapter has no place for others."""
+    if not copies:
+        return
+    try:
+        published = Checkpoint(base).tensors
+    except FileError as error:
+        raise FileError(
+            f"{folder} has a copy of {next(iter(copies)):.200}, and nothing to compare it with: {error}"
+        ) from None
+    for name, copy in copies.items():
+        own = published.get(name)
+        if own is None and name == "lm_head.weight":  # the embedding's
+            own = next((t for of, t in published.items() if of.endswith(_EMBEDDINGS)), None)
+        if own is None:
+            raise UnsupportedError(
+                f"{folder} has a tensor {name:.200}, which is no part of a LoRA pair and not in {base}"
+            )
+        if not _alike(copy, own):
+            shapes = f"{list(copy.shape)} instead of {list(own.shape)}"
+            raise UnsupportedError(
+                f"{folder} has a {name:.200} of its own ({shapes}), unlike that in {base}: "
+                "no such file has one; merge the adapter into the model, and convert that"
+            )
+
+
+def _alike(copy: StoredTensor, own: StoredTensor) -> bool:
+    """But for the rounding of the narrower type of both, which PEFT may have cast to."""
+    if copy.shape != own.shape or not copy.is_float or not own.is_float or not copy.view.ndim:
+        return False
+    types = {copy.dtype, own.dtype}
+    ulp = 0.0 if len(types) == 1 else 2.0**-8 if "BF16" in types else 2.0**-11 if "F16" in types else 2.0**-24
+    least = 2.0**-25 if "F16" in types and ulp else 0.0  # half the distance of F16's smallest numbers
+    step = own.rows_per_chunk()
+    for first in range(0, own.shape[0], step):
+        n = min(step, own.shape[0] - first)
+        a, b = copy.floats(first, n), own.floats(first, n)
+        if not (np.abs(a - b) <= ulp * np.abs(b) + least).all():
+            return False
+    return True
 
 
 def _places(h: Hyper, module: str, b: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
@@ -222,7 +276,8 @@ def _places(h: Hyper, module: str, b: StoredTensor) -> Iterator[tuple[str, Store
     else:
         parts = [part for source, part in parts_of(h) if source == published]
         for part in parts:
-            check_rows(b, part.shape[0])
+            # Of an embedding A has a column for each token, and B a row for each value.
+            check_rows(b, part.shape[part.name == "token_embd"])
         found = [(f"{part.name}.weight", replace(b, rows=part.rows)) for part in parts]
     if not found:
         raise FormatError(
