@@ -484,6 +484,22 @@ def test_chat_templates(tmp_path: Path) -> None:
     assert keys["tokenizer.chat_template"] == "J" and "tokenizer.chat_templates" not in keys
 
 
+def test_chat_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    """As transformers 5 saves several, and as folders of processors have one."""
+    bpe(tmp_path)
+    folders.write_json(tmp_path / "chat_template.json", {"chat_template": "P"})
+    _, keys = converted(tmp_path, 260)
+    assert keys["tokenizer.chat_template"] == "P"
+    (tmp_path / "chat_template.jinja").write_text("J")
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "rag"):
+        (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text(name[0])
+    _, keys = converted(tmp_path, 260)
+    assert keys["tokenizer.chat_template"] == "J"
+    assert keys["tokenizer.chat_templates"] == ["rag", "tool_use"]
+    assert keys["tokenizer.chat_template.tool_use"] == "t"
+
+
 @pytest.mark.parametrize(
     ("change", "model", "says"),
     [

@@ -103,16 +103,20 @@ class Sidecars:
         return self.tokenizer_config.flag(name, False) if name in self.tokenizer_config else None
 
     def chat_templates(self) -> dict[str, str]:
-        """By name; "" is the default one."""
+        """By name; "" is the default one. Raises FileError, FormatError."""
+        # transformers 5 writes files, of which the named ones have a folder; before it was a key.
+        more = sorted((self.folder / "additional_chat_templates").glob("*.jinja"))
+        out = {path.stem: read_text(path) for path in more}
         path = self.folder / "chat_template.jinja"
         if os.path.lexists(path):
-            return {"": read_text(path)}
-        value = self.tokenizer_config.values.get("chat_template")
-        if not isinstance(value, list):
-            text = self.tokenizer_config.text("chat_template")
-            return {"": text} if text else {}
-        out = {}
-        for entry in self.tokenizer_config.objects("chat_template"):
+            return {"": read_text(path)} | out
+        settings = self.tokenizer_config
+        if settings.values.get("chat_template") is None:
+            settings = read_object_if_any(self.folder / "chat_template.json")  # of processors
+        if not isinstance(settings.values.get("chat_template"), list):
+            text = settings.text("chat_template")
+            return ({"": text} if text else {}) | out
+        for entry in settings.objects("chat_template"):
             name = entry.text("name", default="default")
             out["" if name == "default" else name] = entry.text("template")
         return out
