@@ -47,6 +47,10 @@ static pi_status check_layer(const pi_model *m, int32_t l) {
     if (f && f->cuts && pi_adapts_ffn(&m->layer[l])) what = "adapters of a feed-forward that cuts its gates,";
     for (int32_t i = m->layer[l].n_host; i < m->layer[l].n_blocks - m->layer[l].n_tail; i++)
         if (!m->layer[l].block[i].kind->device) what = m->layer[l].block[i].kind->name;
+    /* Neurons and experts are split: they cannot be in front of what the CPU computes before the device begins. */
+    for (int32_t i = 0; !what && i < m->layer[l].n_host; i++)
+        if (m->layer[l].block[i].kind == &pi_ffn_kind || m->layer[l].block[i].kind == &pi_experts_kind)
+            what = m->layer[l].block[m->layer[l].n_host - 1].kind->name;
     if (!what) return PI_OK;
     return PI_FAIL(PI_ERROR_UNSUPPORTED, "layer %d has %s, which a device does not know; the CPU computes such a model",
                    l, what);

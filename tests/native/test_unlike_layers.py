@@ -75,6 +75,15 @@ def test_devices_refuse_it(model: Model) -> None:
         engine.compute(model, asked, engine.Rates())
 
 
+def test_devices_refuse_what_stands_between_neurons_and_a_scale(tmp_path: Path) -> None:
+    """Embeddings per layer come behind the feed-forward, and a scale multiplies what they leave."""
+    spec = replace(SMALL, name="gemma4-unshared", n_shared=0)
+    with Model(models.write_dense(tmp_path / "m.gguf", spec)) as model:
+        asked = engine.Settings(budget_bytes=1 << 34, n_ctx=N, overhead_bytes=0)
+        with pytest.raises(UnsupportedError, match=r"layer 0 has embeddings per layer.*the CPU"):
+            engine.compute(model, asked, engine.Rates())
+
+
 @pytest.mark.parametrize("split", ["all", "some", "mixed"])
 def test_heads_too_wide_for_devices(split: str, tmp_path: Path) -> None:
     """The CPU computes the attention of such layers, a device what follows; the others are the device's."""
