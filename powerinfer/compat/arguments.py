@@ -15,7 +15,7 @@ from ..errors import UnsupportedError
 # Name: the values that ask for nothing. Others would change answers, so they raise.
 LATER_INIT: dict[str, tuple[Any, ...]] = {
     "rpc_servers": (None,),
-    "kv_overrides": (None,),
+    "kv_overrides": (None, {}),
     "rope_scaling_type": (None, -1),
     "attention_type": (None, -1, 0),
     "rope_freq_base": (None, 0.0),

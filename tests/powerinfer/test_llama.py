@@ -68,6 +68,7 @@ def test_arguments_that_ask_for_nothing_pass(llama: OpenLlama) -> None:
         embedding=False,
         use_mmap=True,
         lora_path=None,
+        kv_overrides={},
         flash_attn=False,
         offload_kqv=True,
         n_gpu_layers=-1,
