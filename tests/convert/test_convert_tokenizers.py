@@ -428,6 +428,30 @@ def test_types_of_added_tokens(tmp_path: Path) -> None:
     assert keys["tokenizer.ggml.merges"] == [b"i n"]
 
 
+@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+def test_several_tokens_that_end_answers(where: str, tmp_path: Path) -> None:
+    """As of GLM 4, whose answers end with the next role's mark."""
+    marks = [(257, "<|endoftext|>"), (258, "<|user|>"), (259, "<|observation|>"), (260, "<|stop|>")]
+    bpe(tmp_path, {"added_tokens": [{"id": i, "content": text, "special": True} for i, text in marks]})
+    folders.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "<|endoftext|>"})
+    said = {"eos_token_id": [257, 258, 259, 5, 999, None]}  # 5 is an ordinary letter
+    config = {}
+    if where == "config.json":
+        config = said
+    else:
+        folders.write_json(tmp_path / where, said)
+    tokenizer, keys = converted(tmp_path, 261, config=config)
+    assert tokenizer.eog == {257, 258, 259}
+    assert keys["tokenizer.ggml.eos_token_id"] == 257
+
+
+def test_more_tokens_that_end_answers_than_keys(tmp_path: Path) -> None:
+    bpe(tmp_path, {"added_tokens": [{"id": 257 + i, "content": f"<|{i}|>"} for i in range(4)]})
+    settings = Settings({"eos_token_id": [257, 258, 259, 260]}, "config.json")
+    vocabulary = read_vocabulary(tmp_path, settings, arch="llama", n_vocab=261)
+    assert any("<|3|>" in note for note in vocabulary.notes)
+
+
 def template(*names: str) -> dict[str, Any]:
     single = [
         {"Sequence": {"id": "A", "type_id": 0}} if n == "A" else {"SpecialToken": {"id": n, "type_id": 0}}

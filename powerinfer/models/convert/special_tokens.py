@@ -47,6 +47,7 @@ class Sidecars:
         self.tokenizer_config = read_object_if_any(folder / "tokenizer_config.json")
         self.tokens_map = read_object_if_any(folder / "special_tokens_map.json")
         self.added = read_object_if_any(folder / "added_tokens.json")
+        self.generation = read_object_if_any(folder / "generation_config.json")
 
     def added_tokens(self) -> Iterator[AddedToken]:
         """Those of added_tokens.json, tokenizer.json and tokenizer_config.json; a later one replaces an
@@ -95,6 +96,16 @@ class Sidecars:
                     found = value
             if found is not None:
                 out[f"{key}_token_id"] = found
+        return out
+
+    def end_ids(self, n_vocab: int) -> list[int]:
+        """Tokens that end an answer, of which there may be several."""
+        out: list[int] = []
+        for settings in (self.generation, self.config):
+            value = settings.values.get("eos_token_id")
+            for one in value if isinstance(value, list) else [value]:
+                if type(one) is int and 0 <= one < n_vocab and one not in out:
+                    out.append(one)
         return out
 
     def adds(self, kind: str) -> bool | None:

@@ -141,10 +141,21 @@ def read_vocabulary(folder: Path, config: Settings, *, arch: str, n_vocab: int, 
     # What the engine's own tokenizer does not take must not be written.
     keys = vocabulary.keys()
     try:
-        Tokenizer.from_metadata({"general.architecture": arch, **keys})
+        tokenizer = Tokenizer.from_metadata({"general.architecture": arch, **keys})
     except FormatError as error:
         raise FormatError(f"{where}: {error}") from None
+    _add_ends(vocabulary, tokenizer, sidecars.end_ids(len(vocabulary.texts)))
     return vocabulary
+
+
+def _add_ends(vocabulary: Vocabulary, tokenizer: Tokenizer, ends: list[int]) -> None:
+    """Keys for tokens that end an answer and are not known to, as GLM's <|user|> and <|observation|>."""
+    more = [i for i in ends if not tokenizer.is_eog(i) and vocabulary.types[i] in (CONTROL, USER_DEFINED)]
+    for key, number in zip(("eot_token_id", "eom_token_id"), more, strict=False):
+        vocabulary.special[key] = number
+    if more[2:]:
+        names = ", ".join(vocabulary.texts[i] for i in more[2:])
+        vocabulary.notes.append(f"answers also end with {names}, for which files have no key")
 
 
 # ---- SentencePiece -----------------------------------------------------------------------------------------
