@@ -134,7 +134,12 @@ ROWS = {
     ),
     **{
         f"llama-{name}-{n}-sequences": replace(
-            DENSE, what=f"Llama-2-7B {type}, all resident, {n} sequences", type=type, n_seq=n, goal=goal
+            DENSE,
+            what=f"Llama-2-7B {type}, all resident, {n} sequences",
+            type=type,
+            n_seq=n,
+            depth=1,
+            goal=goal,
         )
         for name, type, goals in (
             ("dense", "F16", (3200, 6000, 10000)),
@@ -343,7 +348,8 @@ def step(s: Session, row: Row, rng: np.random.Generator) -> float:
 
 
 def measure_busy(s: Session, row: Row, n_tokens: int, busy: Sequence[int]) -> dict[int, Any]:
-    """Tokens per second, the mean and the median step's, by how many cores are busy; 0 first."""
+    """Tokens per second, the mean and the median step's, and the longest steps, by how many cores are busy; 0
+    first."""
     rng = np.random.default_rng(2)
     rates: dict[int, Any] = {}
     for n in (0, *busy):
@@ -353,7 +359,11 @@ def measure_busy(s: Session, row: Row, n_tokens: int, busy: Sequence[int]) -> di
                 step(s, row, rng)
             times = [step(s, row, rng) for _ in range(n_tokens)]
         mean, median = row.n_seq * n_tokens / sum(times), row.n_seq / statistics.median(times)
-        rates[n] = {"mean_tokens_per_s": mean, "median_tokens_per_s": median}
+        rates[n] = {
+            "mean_tokens_per_s": mean,
+            "median_tokens_per_s": median,
+            "longest_ms": [1e3 * seconds for seconds in sorted(times)[-5:]],
+        }
     return rates
 
 
@@ -509,7 +519,8 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
         print(
             f"  {n} of {machine.cores()} cores busy: mean {rate['mean_tokens_per_s']:.1f} tokens/s, "
             f"{rate['mean_tokens_per_s'] / quiet:.2f} of the quiet one ({1 - n / machine.cores():.2f} of the "
-            f"cores are left), median {rate['median_tokens_per_s']:.1f}",
+            f"cores are left), median {rate['median_tokens_per_s']:.1f}, longest steps "
+            f"{', '.join(f'{ms:.1f}' for ms in rate['longest_ms'])} ms",
             flush=True,
         )
     e = r["experts"]
