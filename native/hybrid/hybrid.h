@@ -161,6 +161,7 @@ typedef struct pi_hybrid {
     /* The run under way. */
     int32_t n_members; /* of the CPU's team */
     int32_t late;      /* 1 + the device that did not answer in time; 0: all did */
+    int32_t lost;      /* 1 + the device that was cancelled first, as far as the CPU saw; 0: none */
     int64_t last_ns;   /* when the CPU's last hand-over ended */
     int64_t began_ns;
     int64_t (*moment)[PI_MOMENTS]; /* [n_layer], or NULL: of the CPU */

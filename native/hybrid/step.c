@@ -42,6 +42,12 @@ static void cancel_all(pi_hybrid *h) {
     for (int32_t i = 0; i < h->n_devices; i++) cancel(h, i);
 }
 
+/* Others are cancelled because of this one: it is asked first what happened. */
+static void note_lost(pi_hybrid *h, int32_t device) {
+    int32_t none = 0;
+    __atomic_compare_exchange_n(&h->lost, &none, device + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
 /* At all of them: the one that is waited for may wait for x of another that is lost. */
 static void look_at_all(void *ctx) {
     pi_hybrid *h = ctx;
@@ -49,7 +55,9 @@ static void look_at_all(void *ctx) {
     for (int32_t i = 0; i < h->n_devices; i++) {
         pi_device *dev = h->device[i].dev;
         dev->ops->look(dev);
-        lost |= __atomic_load_n(dev->cancelled, __ATOMIC_RELAXED) != 0;
+        if (!__atomic_load_n(dev->cancelled, __ATOMIC_RELAXED)) continue;
+        note_lost(h, i);
+        lost = true;
     }
     if (lost) cancel_all(h);
 }
@@ -61,6 +69,7 @@ void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_
     const pi_awaited got = pi_await_words(&wait, words, first, n, ticket, out);
     if (got == PI_GOT) return;
     if (got == PI_LATE) __atomic_store_n(&h->late, device + 1, __ATOMIC_RELAXED);
+    if (got == PI_CANCELLED) note_lost(h, device);
     cancel_all(h);
 }
 
@@ -423,7 +432,7 @@ static pi_status run(pi_hybrid *h) {
     pi_device_part part[PI_MAX_DEVICES];
     char problem[1024] = "";
     pi_status st = PI_OK;
-    h->late = 0;
+    h->late = h->lost = 0;
     pi_hybrid_fill_inputs(h);
     const uint64_t key = pi_program_key(h);
     h->n_runs = key ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
@@ -444,7 +453,8 @@ static pi_status run(pi_hybrid *h) {
                                        h->device[h->late - 1].of_plan, (double)h->wait_ns * 1e-9);
         note(&st, late, pi_error_message(), &problem);
     }
-    for (int32_t i = 0; i < h->n_devices; i++) {
+    for (int32_t k = 0; k < h->n_devices; k++) {
+        const int32_t i = h->lost ? (h->lost - 1 + k) % h->n_devices : k;
         const pi_device_ops *ops = h->device[i].dev->ops;
         if (st != PI_OK) cancel(h, i); /* it may wait for x of one before it */
         const pi_status finished = ops->finish(h->device[i].dev);
