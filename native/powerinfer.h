@@ -584,7 +584,8 @@ typedef struct pi_plan_info {
     int32_t head_device; /* which; -1: the CPU */
     int32_t n_devices;   /* that there are budgets for */
     int64_t n_hot, n_pcie;
-    uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes, head_bytes;
+    uint64_t kv_bytes, attention_bytes, norm_bytes, predictor_bytes, ffn_bytes;
+    uint64_t head_bytes;     /* with the copy of some rows on a device that helps with it */
     uint64_t scratch_bytes;  /* activations, logits, tables */
     uint64_t staging_bytes;  /* buffers through which a prompt's cold weights stream */
     uint64_t overhead_bytes; /* as given */

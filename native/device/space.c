@@ -10,6 +10,8 @@ bool pi_space_reads_rows(int32_t type, uint64_t stride) {
 
 bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATCH; }
 
+bool pi_space_rows_alone(int32_t type) { return type != TE_Q4_0; }
+
 int32_t pi_space_heads(int32_t type) { return type == TE_F32 || type == TE_BF16 ? type : TE_F16; }
 
 bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value) {

@@ -30,6 +30,9 @@ bool pi_space_reads_rows(int32_t type, uint64_t stride);
 bool pi_space_window(int32_t window);
 /* Which format matrices of single heads have on a device: floats stay, others become F16. */
 int32_t pi_space_heads(int32_t type);
+/* Whether a row's product with a vector has the same bits whichever rows are multiplied with it: not where a device's
+ * threads share out what all rows take (Q4_0, vendor/cuda/lean.cu). */
+bool pi_space_rows_alone(int32_t type);
 /* Whether latent attention can be of such sizes. */
 bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value);
 

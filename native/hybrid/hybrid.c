@@ -91,6 +91,10 @@ static pi_status place(pi_hybrid *h, const pi_plan *plan) {
         if (pi_experts_of(layer)) PI_TRY(copy_kept(plan, l, &h->layer[l]));
     }
     PI_TRY(use_device(h, plan, p->head_on_device ? p->head_device : -1, &h->head_device));
+    h->helper = -1;
+    if (!h->s->options.keep_hidden && !h->s->model->layer[i->n_layer - 1].n_tail)
+        PI_TRY(use_device(h, plan, plan->helper, &h->helper));
+    h->helper_rows = plan->helper_rows;
     h->total_bytes = p->attention_bytes + p->norm_bytes + p->predictor_bytes + p->ffn_bytes + p->head_bytes;
     return PI_OK;
 }

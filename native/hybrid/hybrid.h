@@ -142,6 +142,7 @@ typedef struct pi_hybrid {
     struct pi_expert_cache *cache; /* of mixtures; owns: */
     int32_t *place;                /* [n_layer][n_expert] where experts are in the next step */
     int32_t head_device;           /* or -1 */
+    int32_t helper, helper_rows;   /* the device that has a copy of the head's first rows, or -1 */
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
     uint32_t number;               /* of the step's first hand-over */
@@ -234,6 +235,11 @@ int32_t pi_hybrid_device_of(const pi_hybrid *h, int32_t l);
  * reads it where the first has posted it. Plans see to it that the first has no layer behind: it would post other words
  * there, perhaps before the CPU has seen these, and the two could wait for each other. */
 bool pi_hybrid_passes(const pi_hybrid *h, int32_t l);
+/* Whether the helper computes its rows of the head in this run: it has done its layers, and reads x where the last one's
+ * device posts it. */
+static inline bool pi_hybrid_shares_head(const pi_hybrid *h) {
+    return h->helper >= 0 && h->decode && h->n_tok == 1 && h->n_logits == 1;
+}
 /* Waits for words from a device; one that times out gives zeros, and ends all other waits. */
 void pi_hybrid_await(pi_hybrid *h, int32_t device, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                      uint32_t *out);

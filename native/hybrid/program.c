@@ -71,11 +71,10 @@ static void publish_x(const pi_program *p, int32_t l) {
     p->ops->linear(p->dev, &a);
 }
 
-/* In front of layer l, or of the head: from the CPU, or from the device that had the layer before. */
-static void take_x(const pi_program *p, int32_t l) {
+/* In front of layer l, or of the head: from the CPU, or (passes) from the device that had the layer before. */
+static void take_x(const pi_program *p, int32_t l, bool passes) {
     const pi_hybrid *h = p->h;
     const int32_t n = h->s->model->info.n_embd;
-    const bool passes = pi_hybrid_passes(h, l);
     const uint64_t *from = passes ? h->device[h->layer[l - 1].device].published : p->d->answer;
     const te_merge_args a = {.n_tok = p->n_tok,
                              .cols = n,
@@ -175,25 +174,31 @@ static void adapt_head(const pi_program *p, const te_linear_args *op) {
     pi_program_add(p, p->d->adapt[0], &p->d->output_b, op->n_tok, &op->product[0]);
 }
 
-static void head(const pi_program *p) {
-    const pi_model_info *i = &p->h->s->model->info;
-    const int32_t first = p->n_tok - p->h->n_logits;
-    if (!p->h->n_logits) return;
+/* Rows begin to end - 1 of it, all or a single token's. */
+static void head(const pi_program *p, int32_t begin, int32_t end) {
+    const pi_hybrid *h = p->h;
+    const pi_model_info *i = &h->s->model->info;
+    const int32_t first = p->n_tok - h->n_logits;
+    if (!h->n_logits) return;
+    te_mat w = p->d->output;
+    w.w = (const char *)w.w + w.stride * (size_t)begin;
+    w.n_rows = end - begin;
     te_linear_args a = pi_program_from_x(p);
     a.x += (size_t)first * (size_t)i->n_embd;
-    a.n_tok = p->h->n_logits;
+    a.n_tok = h->n_logits;
     a.norm = p->d->output_norm;
     a.n_products = 1;
     /* Single values are slow to leave the device: they are made there, where y has room, and copied at once. */
-    const size_t n = (size_t)a.n_tok * (size_t)i->n_vocab, room = (size_t)p->h->s->options.n_batch * (size_t)i->n_embd;
-    float *y = n <= room ? p->d->y : p->d->logits;
-    a.product[0] = (te_product){.w = p->d->output, .bias = p->d->output_bias, .y = y, .ldy = (size_t)i->n_vocab};
+    const size_t n = (size_t)a.n_tok * (size_t)w.n_rows, room = (size_t)h->s->options.n_batch * (size_t)i->n_embd;
+    float *logits = h->device[h->head_device].logits + begin, *y = n <= room ? p->d->y : logits;
+    a.product[0] = (te_product){
+        .w = w, .bias = p->d->output_bias ? p->d->output_bias + begin : NULL, .y = y, .ldy = (size_t)w.n_rows};
     a.side.norm = p->d->output_norm;
     a.side.keep = p->d->hidden;
     a.side_type = -1;
     p->ops->linear(p->dev, &a);
     adapt_head(p, &a);
-    if (y != p->d->logits) p->ops->end(p->dev, p->d->logits, y, sizeof *y * n);
+    if (y != logits) p->ops->end(p->dev, logits, y, sizeof *y * n);
 }
 
 void pi_hybrid_program(void *ctx, pi_device *dev) {
@@ -208,10 +213,11 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
         h->layer[0].device == part->device && !m->layer[0].n_host ? 0 : (size_t)((char *)p.in.pos - (char *)d->input);
     p.ops->begin(dev, (char *)d->input + skipped, (const char *)d->shared_input + skipped,
                  pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->ticket, pi_numbers(n));
+    const bool shares = pi_hybrid_shares_head(h);
     for (int32_t l = 0; l < n; l++) {
         if (h->layer[l].device != part->device) continue;
         if (m->layer[l].n_host || (l > 0 && (h->layer[l - 1].device != part->device || m->layer[l - 1].n_tail)))
-            take_x(&p, l);
+            take_x(&p, l, pi_hybrid_passes(h, l));
         pi_device_state state;
         const pi_program here = wanted(&p, l, &state);
         layer(&here, l);
@@ -219,12 +225,18 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
                              (m->layer[l].n_tail && here.n_tok);
         const int32_t next = pi_hybrid_device_of(h, l + 1);
         const bool is_last = l + 1 == n, kept = is_last && h->s->options.keep_hidden;
-        if (returns || kept || (next != part->device && (!is_last || h->n_logits))) publish_x(&here, l);
+        const bool goes_on = is_last ? h->n_logits && (next != part->device || shares) : next != part->device;
+        if (returns || kept || goes_on) publish_x(&here, l);
     }
     p.ops->end(dev, d->counts, p.in.counts, pi_hybrid_count_bytes(h));
+    if (shares && h->helper == part->device) {
+        take_x(&p, n, true);
+        head(&p, 0, h->helper_rows);
+    }
     if (h->head_device != part->device) return;
     pi_device_state state;
     const pi_program here = wanted(&p, n, &state);
-    if ((h->layer[n - 1].device != part->device || m->layer[n - 1].n_tail) && h->n_logits) take_x(&here, n);
-    head(&here);
+    if ((h->layer[n - 1].device != part->device || m->layer[n - 1].n_tail) && h->n_logits)
+        take_x(&here, n, pi_hybrid_passes(h, n));
+    head(&here, shares ? h->helper_rows : 0, m->info.n_vocab);
 }

@@ -12,6 +12,9 @@
  * out who is silent: others may still be on their way. Blocks that no device computes, at a layer's beginning or end, are
  * computed by the CPU: x comes back for that, and each such layer begins with ENTER, or ends with LEAVE.
  *
+ * A device that helps with the head waits for the x that the last one posts (LEAVE of the last layer), behind its own layers.
+ * The CPU waits for all of that first: it finds out who is silent, and the helper then has what it waits for.
+ *
  * A long prompt's cold neurons are not computed by the CPU: the device loads their rows.
  *
  * A cold layer has one barrier, between the neurons' hidden values, or the members' sums, and their being added up.
@@ -312,10 +315,10 @@ static void cpu_step(void *ctx, te_team *team) {
         const int32_t device = pi_hybrid_device_of(h, l), n_host = l < n && device >= 0 ? s->model->layer[l].n_host : 0;
         const bool keeps = l == n && s->options.keep_hidden;
         if (l == n && !h->n_logits && !keeps) break;
-        const bool passes = pi_hybrid_passes(h, l);
+        const bool passes = pi_hybrid_passes(h, l), shares = l == n && pi_hybrid_shares_head(h);
         if (passes)
             watch(h, at, l);
-        else if (at >= 0 && (device != at || n_host || keeps))
+        else if (at >= 0 && (device != at || n_host || keeps || shares)) /* shares: all that the helper waits for */
             await_on_cpu(h, team, at, l, s->x);
         if (at >= 0 && (device < 0 || n_host || keeps)) te_barrier(team);
         if (keeps) pi_step_hidden(s, team);

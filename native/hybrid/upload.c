@@ -195,6 +195,15 @@ static void send_head(pi_upload *u, pi_device_state *d) {
     d->hidden = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_embd);
 }
 
+static void send_helper(pi_upload *u, pi_device_state *d) {
+    const pi_model *m = u->h->s->model;
+    te_mat rows = m->output;
+    rows.n_rows = u->h->helper_rows;
+    d->output_norm = pi_upload_norm(u, &m->output_norm);
+    d->output = pi_upload_mat(u, &rows);
+    d->output_bias = pi_upload_vector(u, m->output_b, rows.n_rows);
+}
+
 static float *ones(pi_upload *u, size_t n) {
     float *here = pi_upload_take(u, sizeof *here * n), *p = floats(u, 1, n);
     for (size_t k = 0; here && k < n; k++) here[k] = 1;
@@ -298,6 +307,7 @@ pi_status pi_hybrid_upload(pi_hybrid *h, int32_t device) {
         if (h->layer[l].device == device) send_layer(&u, &h->s->model->layer[l], &h->layer[l]);
     reserve_states(&u, device);
     if (h->head_device == device) send_head(&u, d); /* before all that is not among the reserved bytes */
+    if (h->helper == device) send_helper(&u, d);
     send_state(&u, d);
     for (int32_t l = 0; l < h->s->model->info.n_layer; l++)
         if (h->layer[l].device == device) h->layer[l].threshold = d->threshold + l;

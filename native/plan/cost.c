@@ -371,6 +371,16 @@ uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
     return n;
 }
 
+/* What helps with the head begins later, by the way of x. */
+static void helper_cost(const pi_model *m, const pi_plan_options *o, pi_cost *out) {
+    const int32_t n = m->info.n_vocab, rows = n / 16 * 7 / 64 * 64;
+    if (m->output_adapter.a.w || !pi_space_rows_alone(m->output.type)) return;
+    if (pi_head_us(out, o, true, true) * rows / n <= o->handover_us) return;
+    out->helper_rows = rows;
+    out->helper_bytes = mat_bytes(pi_row_bytes(&m->output), rows) + vec_bytes(m->output_norm.w, m->info.n_embd) +
+                        vec_bytes(m->output_norm.b, m->info.n_embd) + vec_bytes(m->output_b, rows);
+}
+
 pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out) {
     const pi_model_info *i = &m->info;
     *out = (pi_cost){.n_placed = i->n_placed, .n_layer = i->n_layer};
@@ -411,6 +421,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     }
     out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd) +
                            vec_bytes(m->output_b, i->n_vocab);
+    helper_cost(m, o, out);
     out->scratch_bytes = pi_cost_scratch(m, o);
     if (o->n_batch > PI_SMALL_BATCH)
         out->staging_bytes = PI_STAGES * most(largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES, least);

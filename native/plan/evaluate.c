@@ -87,6 +87,21 @@ static void add_layer(pi_plan_info *i, const pi_cost *cost, const pi_plan_layer 
     i->stream_bytes += neuron * n_cold + (y->on_device ? 0 : (double)c->attention_bytes);
 }
 
+/* The first layer's device helps the last one's with the head, if it has room: after all else is placed. */
+static void find_helper(pi_plan *p, const pi_cost *cost) {
+    const int32_t first = p->layer[0].device, last = p->layer[p->n_layer - 1].device;
+    p->helper = -1;
+    p->helper_rows = 0;
+    if (!cost->helper_rows || first < 0 || last < 0 || first == last || p->info.head_device != last) return;
+    pi_plan_device *d = &p->device[first];
+    if (d->total_bytes > d->budget_bytes || d->budget_bytes - d->total_bytes < cost->helper_bytes) return;
+    p->helper = first;
+    p->helper_rows = cost->helper_rows;
+    d->total_bytes += cost->helper_bytes;
+    p->info.head_bytes += cost->helper_bytes;
+    p->info.total_bytes += cost->helper_bytes;
+}
+
 /* What lies on each device, and its sums in all. */
 static void evaluate_devices(pi_plan *p, const pi_cost *cost, const pi_plan_options *o) {
     pi_plan_info *i = &p->info;
@@ -140,6 +155,7 @@ void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o)
         i->cpu_us -= o->handover_us;
     }
     evaluate_devices(p, cost, o);
+    find_helper(p, cost);
     if (i->uses_device) i->prompt_us = i->stream_bytes / (o->pcie_bytes_per_s * 1e-6);
     i->tokens_per_s = 1e6 / i->total_us;
 }

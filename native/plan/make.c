@@ -190,13 +190,14 @@ static pi_status choose_ranges(menu *u, int32_t *owner) {
 
 /* Everything on devices, one after the other filled as far as whole layers go: false if they cannot hold it. No buffers
  * for streaming are needed then. */
-static bool fill_devices(menu *u, int32_t *owner) {
+static bool fill_all(menu *u, int32_t *owner, uint64_t left_on_first) {
     const uint64_t shared = u->o->overhead_bytes + u->cost->scratch_bytes;
     int32_t at = 0;
     for (int32_t d = 0; d < u->o->n_devices && at < u->n_item; d++) {
         uint64_t left = pi_budget(u->o, d);
         if (left < shared) continue;
         left -= shared;
+        if (!at) left -= left_on_first < left ? left_on_first : left;
         for (; at < u->n_item; at++) {
             const int32_t last = u->item[at].n - 1;
             const uint64_t n_bytes = u->item[at].option[last].bytes;
@@ -207,6 +208,13 @@ static bool fill_devices(menu *u, int32_t *owner) {
         }
     }
     return at == u->n_item;
+}
+
+/* The same; with room for what helps with the head where there are several. */
+static bool fill_devices(menu *u, int32_t *owner) {
+    if (!fill_all(u, owner, 0)) return false;
+    if (owner[0] == owner[u->n_item - 1] || !u->cost->helper_bytes) return true;
+    return fill_all(u, owner, u->cost->helper_bytes) || fill_all(u, owner, 0);
 }
 
 static void keep(menu *u, const int32_t *owner) {

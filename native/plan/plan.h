@@ -23,6 +23,9 @@
  * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where zero_copy is 0, down is stored by
  * output, devices do not compute the format, or an adapter changes the feed-forward. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
  * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
+ * Where the first layer's device is not the last layer's, it has nothing to do while that computes the head: it has a copy of
+ * some of the head's rows then, if that fits and saves more than a hand-over, and computes these where one token is all. The
+ * sums above do not count it.
  * FFN bytes are expectations: p is how often a neuron is computed.
  *     predicted   p (gate + up + down)       p = min(1, overshoot f)
  *     exact       gate + p (up + down)       p = f; without a gate: up + p down
@@ -91,6 +94,8 @@ typedef struct pi_cost {
     pi_layer_cost *layer;      /* [n_layer] */
     uint64_t head_bytes, head_norm_bytes;
     double head_read;
+    int32_t helper_rows;    /* of the head, of which another device has a copy if it helps; 0: none helps */
+    uint64_t helper_bytes;  /* of that copy, and of what else it needs */
     uint64_t scratch_bytes; /* of decode and of prompts */
     uint64_t staging_bytes; /* only needed while a part of the weights is not on the device */
 } pi_cost;
@@ -158,6 +163,7 @@ struct pi_plan {
     int32_t n_kept, *kept;     /* [n_layer][n_kept] pi_cost_kept of 0, 1 ... experts */
     pi_plan_layer *layer;      /* [n_layer] */
     int32_t n_devices;
+    int32_t helper, helper_rows; /* the device that helps with a token's head, or -1, and which rows: the first ones */
     pi_plan_device device[PI_PLAN_DEVICES];
     pi_plan_info info;
 };

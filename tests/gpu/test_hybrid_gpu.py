@@ -445,6 +445,27 @@ def test_two_gpus(folder: Path, layers: list[int], split: str) -> None:
             assert (s.info.n_zero_copy > 0) == (split == "near")
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_the_first_gpu_helps_with_a_token_s_head(folder: Path, kind: str) -> None:
+    """The bits are those of one GPU; of Q4_0 nobody helps."""
+    if not has_second_gpu():
+        pytest.skip("one GPU")
+    path = folder / f"head-{kind}.gguf"
+    spec = replace(WIDE, name="head", n_layer=4, n_vocab=3001)
+    if kind in ("F32", "F16"):
+        models.write_dense(path, spec, kind=Kind[kind])
+    else:
+        with ModelFile(write(folder, spec, "dense")) as source:
+            quantize_model(source, path, kind, choose_types(source, kind, pure=True))
+    with Model(path) as model:
+        rows = []
+        for layers, helps in (([0] * 4, True), ([0, 0, 1, 1], False), ([0, 0, 1, 1], True)):
+            plan = place(model, "all", "exact", devices=layers, head=layers[-1], n_devices=2, helps=helps)
+            with Session(model, plan=plan, device=["cuda:0", "cuda:1"], **options("exact", 64, 3)) as s:
+                rows.append(drive(s, IDS))
+        assert all(map(np.array_equal, rows[0], rows[1])) and all(map(np.array_equal, rows[0], rows[2]))
+
+
 def test_sessions_share_pinned_memory(folder: Path) -> None:
     """Who opened first may close first."""
     with Model(write(folder, DEEP, "sparse")) as model:

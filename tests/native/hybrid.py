@@ -141,11 +141,13 @@ def place(
     devices: Sequence[int] | None = None,
     head: int = 0,
     n_devices: int = 1,
+    helps: bool = False,
 ) -> Any:
     """all: everything on the device. none: attention only. one, but: one neuron, all but one. some: a part.
     mixed: some layers are the CPU's, and so is the head. cpu: only the head is on the device. near: a part on
     the device, a part read in place by it, the rest the CPU's; weak: nothing the CPU's; only: nothing on the
-    device. devices, head: which of n_devices a layer, and the head, lies on; -1: the CPU."""
+    device. devices, head: which of n_devices a layer, and the head, lies on; -1: the CPU. helps: the first
+    helps the last with a token's head, of however few bytes."""
     n_layer, n_ff, unit = model.info.n_layer, model.info.n_ff, block(model)
     rng = np.random.default_rng(len(split))
     on, hot, pcie = [split != "cpu"] * n_layer, [], []
@@ -171,7 +173,7 @@ def place(
     return engine.native_plan(
         model,
         settings(sparsity, n_batch, [1 << 34] * n_devices),
-        engine.Rates(zero_copy_bytes_per_s=1e10),
+        engine.Rates(zero_copy_bytes_per_s=1e10, **({"handover_us": 0.0} if helps else {})),
         on_device=on,
         hot=hot,
         pcie=pcie,

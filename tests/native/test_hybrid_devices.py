@@ -134,6 +134,25 @@ def test_devices_are_chosen_by_number(model: Model, alone: Arrays) -> None:
             assert beyond_rounding(alone, drive(s, IDS), model.info.n_layer) < 1
 
 
+@pytest.mark.parametrize("layers", [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2], [0, -1, -1, -1, -1, 1]])
+@pytest.mark.parametrize(("split", "sparsity"), [("all", "exact"), ("some", "predicted")])
+def test_the_first_device_helps_with_a_token_s_head(
+    tmp_path: Path, layers: list[int], split: str, sparsity: str
+) -> None:
+    """The bits are the same, and it has a copy of some rows."""
+    with Model(write(tmp_path, DEEP, "sparse")) as model:
+        rows, n_bytes = [], []
+        for helps in (False, True):
+            more: dict[str, Any] = {"devices": layers, "head": layers[-1], "n_devices": max(layers) + 1}
+            plan = place(model, split, sparsity, helps=helps, **more)
+            with Session(model, plan=plan, device="host", **options(sparsity)) as s:
+                rows.append(drive(s, IDS))
+                n_bytes.append(s.info.n_device_bytes)
+    assert all(map(np.array_equal, *rows))
+    copied = model.info.n_vocab // 16 * 7 // 64 * 64 * model.info.n_embd
+    assert n_bytes[1] - n_bytes[0] >= copied
+
+
 def test_the_gpu_s_test_knows_the_table_of_a_device() -> None:
     """tests/gpu calls a table by its own declaration, which no compiler compares with the header's."""
     header = Path(__file__).parents[2].joinpath("native/device/device.h").read_text()

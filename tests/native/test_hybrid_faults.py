@@ -63,10 +63,15 @@ BETWEEN, BEHIND, NOWHERE = [0, 0, -1, 1, 1, 1], [0, 0, 1, 1, -1, -1], [0, 0, 0, 
 
 
 def open_two(
-    model: Model, sparsity: str = "exact", layers: list[int] = BETWEEN, split: str = "some", **more: Any
+    model: Model,
+    sparsity: str = "exact",
+    layers: list[int] = BETWEEN,
+    split: str = "some",
+    helps: bool = False,
+    **more: Any,
 ) -> Session:
     """Two devices, and (but for split "all") cold neurons on both."""
-    plan = place(model, split, sparsity, devices=layers, head=1, n_devices=2)
+    plan = place(model, split, sparsity, devices=layers, head=1, n_devices=2, helps=helps)
     return Session(model, plan=plan, device="host", **options(sparsity), **more)
 
 
@@ -83,9 +88,26 @@ def test_every_copy_of_an_upload_can_fail(model: Model, faults: Faults) -> None:
 
 
 @with_faults
+@pytest.mark.parametrize("n_tok", [1, 2])
+def test_the_first_device_helps_where_one_token_is_all(model: Model, faults: Faults, n_tok: int) -> None:
+    """The last one posts x (which can fail twice); the first takes it, multiplies, and posts logits."""
+    n_operations = []
+    for helps in (False, True):
+        with open_two(model, "exact", NOWHERE, "all", helps) as s:
+            s.feed(IDS[:7])
+            faults.die = 10000
+            s.feed(IDS[7 : 7 + n_tok], want_logits=True)
+            n_operations.append(10000 - faults.die)
+            faults.die = 0
+    assert n_operations[1] - n_operations[0] == (5 if n_tok == 1 else 0)
+
+
+@with_faults
 @pytest.mark.parametrize("n_tok", [1, 40])
 @pytest.mark.parametrize("name", ["die", "hang", "vanish"])
-@pytest.mark.parametrize("at", [(BETWEEN, "some"), (BEHIND, "some"), (NOWHERE, "all")])
+@pytest.mark.parametrize(
+    "at", [(BETWEEN, "some"), (BEHIND, "some"), (NOWHERE, "all"), (NOWHERE, "all", True)]
+)
 def test_every_operation_can_fail(model: Model, faults: Faults, at: Any, name: str, n_tok: int) -> None:
     """A device that reports an error, never answers, or fails without saying so, at any point of its program,
     the last included. One that failed is found out, however long the wait for it may be."""
