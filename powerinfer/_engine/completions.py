@@ -347,16 +347,16 @@ class Completions(Generating):
         check_prompt_logprobs(prompt_logprobs, stream)
         left, demanded = chat_options.tools(tools, tool_choice, functions, function_call)
         one = parallel_tool_calls is False
-        channels = has_channels(self._format.template)
         how = chat_options.how(chat_template_kwargs, continue_final_message, add_generation_prompt)
-        ids, calls = self._chat_ids(
+        ids, template, calls = self._chat_ids(
             messages, left, demanded, one, request, how, in_parts=stream and not legacy
         )
         # A grammar holds an answer from its first token on: there is no room for thoughts.
-        marks = thinks(self._format.template) if request.grammar is None else None
+        marks = thinks(template) if request.grammar is None else None
         begun = marks is not None and has_begun(ids, self.tokenizer, marks)
         if marks is not None:
             request.special |= special(self.tokenizer, marks)
+        channels = has_channels(template)
 
         def parser() -> AnswerParser | None:
             found = ChannelParser(calls()) if channels else calls()
@@ -416,9 +416,9 @@ class Completions(Generating):
         how: Mapping[str, Any],
         *,
         in_parts: bool = False,
-    ) -> tuple[list[int], Callable[[], ToolCallParser | None]]:
-        """The prompt of a conversation, and what makes that which finds the calls in an answer. how: for
-        ChatFormat.encode. in_parts: tell arguments of calls as they come."""
+    ) -> tuple[list[int], str, Callable[[], ToolCallParser | None]]:
+        """The prompt of a conversation, the template that wrote it, and what makes that which finds the calls
+        in an answer. how: for ChatFormat.encode. in_parts: tell arguments of calls as they come."""
         chat_format, tokenizer = self._format, self.tokenizer
         how = {**how, "stops": request.stop}
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
@@ -426,7 +426,7 @@ class Completions(Generating):
                 f"messages is {type(messages).__name__}, it must be a list of dicts with 'role' and 'content'"
             )
         if not tools and not any(chat_options.is_about_tools(message) for message in messages):
-            return chat_format.encode(messages, tokenizer, **how), lambda: None
+            return chat_format.encode(messages, tokenizer, **how), chat_format.template, lambda: None
         from .._text.tool_calls import ToolCallParser, ToolFormat
         from .._text.tool_stream import ToolCallStream
 
@@ -435,7 +435,7 @@ class Completions(Generating):
         prepared, listed = form.prepare(messages, tools)
         ids = chat_format.encode(prepared, tokenizer, tools=listed, **how)
         if not tools:
-            return ids, lambda: None
+            return ids, chat_format.template, lambda: None
         request.special = form.special(tokenizer)
         if demanded:
             if request.grammar is not None:
@@ -444,7 +444,7 @@ class Completions(Generating):
                 )
             request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
         kind = ToolCallStream if in_parts else ToolCallParser
-        return ids, lambda: kind(form, tools, one=one)
+        return ids, chat_format.template, lambda: kind(form, tools, one=one)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:
         if suffix is not None:

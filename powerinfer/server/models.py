@@ -115,6 +115,13 @@ class ServedModel:
             return self.opened.llama._format.template
         return str(self.file.metadata.get("tokenizer.chat_template", ""))
 
+    @property
+    def template_for_tools(self) -> str:
+        """That of conversations with tools."""
+        if self.opened is not None:
+            return self.opened.llama._format.for_tools().template
+        return str(self.file.metadata.get("tokenizer.chat_template.tool_use", "")).strip() or self.template
+
     def use(self, llm: AsyncLlama) -> None:
         """It is open."""
         self.opened, self.state, self.error = llm, "loaded", None

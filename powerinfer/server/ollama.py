@@ -440,11 +440,11 @@ def _tag(name: str, model: ServedModel) -> dict[str, Any]:
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:
-    template = model.template
+    templates = (model.template, model.template_for_tools)
     capabilities = ["completion"]
-    if "tools" in template:
+    if "tools" in templates[1]:
         capabilities.append("tools")
-    if thinks(template) is not None or has_channels(template):
+    if any(thinks(template) is not None or has_channels(template) for template in templates):
         capabilities.append("thinking")
     if model.opened is not None and model.opened.llama.tokenizer.fim_mid is not None:
         capabilities.append("insert")
@@ -453,7 +453,7 @@ def _shown(model: ServedModel) -> dict[str, Any]:
     return {
         "modelfile": f"FROM {model.file.path.name}\n",
         "parameters": "",
-        "template": template,
+        "template": model.template,
         "details": _details(model),
         "model_info": info,
         "capabilities": capabilities,

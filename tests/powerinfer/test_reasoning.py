@@ -153,6 +153,27 @@ def test_chats_of_a_model_that_thinks() -> None:
             assert not any("reasoning_content" in d and "content" in d for d in deltas)
 
 
+@pytest.mark.parametrize("mark", ["<think>", "<|channel|>"])
+def test_the_template_that_is_used_says_whether_a_model_thinks(mark: str) -> None:
+    """Conversations with tools may have another one."""
+    plain = TEMPLATE.split("{% if enable_thinking")[0]
+    marked = plain + f"{{% if false %}}{mark}{{% endif %}}"
+    text = {
+        "<think>": "<think>Hm</think>Hi",
+        "<|channel|>": "<|channel|>analysis<|message|>Hm<|end|><|start|>a<|channel|>final<|message|>Hi",
+    }[mark]
+    for name, formats in (("for-tools", (plain, marked)), ("for-others", (marked, plain))):
+        register_chat_format(f"test-{name}", ChatFormat(name, formats[0], with_tools=formats[1]))
+        with Llama.demo(chat_format=f"test-{name}", n_ctx=512, n_threads=1, verbose=False) as llm:
+            for tools in (None, TOOLS):
+                options: Any = {"tools": tools, "logits_processor": says(llm, text)}
+                result = llm.create_chat_completion([{"role": "user", "content": "Hi"}], **options)
+                message = result["choices"][0]["message"]
+                split_off = (name == "for-tools") == (tools is not None)
+                wanted = ("Hm", "Hi") if split_off else (None, text)
+                assert (message.get("reasoning_content"), message["content"]) == wanted
+
+
 def test_a_grammar_leaves_no_room_for_thoughts() -> None:
     pytest.importorskip("llguidance", reason="the extra powerinfer[grammar] is not installed")
     register_chat_format("test-thinks", ChatFormat("thinks", TEMPLATE))

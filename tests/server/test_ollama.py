@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
+from powerinfer._engine.file import ModelFile
+from tests import models
 from tests.server.conftest import TOOL, Actor
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
@@ -135,14 +136,20 @@ def test_what_there_is(http: Any) -> None:
 
 
 @pytest.mark.parametrize("mark", ["[THINK]", "<seed:think>", "<|channel>thought", "<|channel|>", ""])
-def test_what_thinks_is_said_by_the_template(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_thinks_is_said_by_the_template(mark: str, tmp_path: Path) -> None:
     from powerinfer.server import ollama
+    from powerinfer.server.models import ServedModel
 
-    monkeypatch.setattr(ollama, "_details", lambda model: {})
-    file = SimpleNamespace(path=Path("x.gguf"), metadata={})
-    model = SimpleNamespace(template=f"{{{{ messages }}}}{mark}", opened=None, file=file, created=0)
-    shown = ollama._shown(cast(Any, model))
-    assert shown["capabilities"] == ["completion", *["thinking"] * bool(mark)]
+    spec = models.SPECS["qwen3"]
+    tensors = models.file_tensors(spec, models.draw(spec))
+    plain, marked = "{{ messages }}", f"{{{{ messages }}}}{mark}"
+    for template, for_tools in ((marked, " "), (plain, marked + "{{ tools }}")):
+        named = {"tokenizer.chat_template": template, "tokenizer.chat_template.tool_use": for_tools}
+        path = models.write(tmp_path / "x.gguf", models.metadata(spec) | named, tensors)
+        with ModelFile(path) as file:
+            shown = ollama._shown(ServedModel(("x",), file))
+        wanted = ["completion", *["tools"] * ("tools" in for_tools), *["thinking"] * bool(mark)]
+        assert (shown["capabilities"], shown["template"]) == (wanted, template)
 
 
 def test_errors(http: Any, stage: str) -> None:
