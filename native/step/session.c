@@ -193,7 +193,7 @@ static pi_status open_session(pi_session *s) {
                             max_i32(max_i32(i->n_head * i->n_embd_head, max_i32(m->state_out, m->n_embd_layer)),
                                     max_i32(m->max_rank, m->adapter_rank))),
         .max_rows = i->n_ff,
-        .max_slice = i->n_expert ? TE_MIXTURE_SLICE : 0};
+        .mixture = i->n_expert > 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     if (o->beside) {
         s->beside = o->beside;

@@ -14,7 +14,7 @@ class Team:
     """n_threads members with a workspace over one kernel table."""
 
     def __init__(
-        self, table: Any, n_threads: int, *, max_tok: int, max_cols: int, max_rows: int, max_slice: int = 0
+        self, table: Any, n_threads: int, *, max_tok: int, max_cols: int, max_rows: int, mixture: bool = False
     ) -> None:
         pool, workspace = ffi.new("te_pool **"), ffi.new("te_workspace **")
         check(lib.te_pool_new(n_threads, pool))
@@ -23,7 +23,7 @@ class Team:
             "max_tok": max_tok,
             "max_cols": max_cols,
             "max_rows": max_rows,
-            "max_slice": max_slice,
+            "mixture": mixture,
         }
         check(lib.te_workspace_new(table, limits, workspace))
         self.n_threads, self._table = n_threads, table

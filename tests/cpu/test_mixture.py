@@ -15,7 +15,7 @@ from tests.cpu.team import Team
 RELU, DRELU, SILU, GELU, GELU_TANH, CLAMPED, RELU2 = range(7)
 BY_ROWS, BY_GEMM = 1, 2
 BEST = list(TABLES)[-1]
-SLICE = 288
+SLICE = 288  # TE_SLICE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def one_by_one(team: Team, table: Any, m: Mixture, way: int) -> Floats:
 def team_of(table: Any, n_threads: int, m: Mixture) -> Team:
     most = max(m.cols, m.n_ff)
     n_tok = max(len(m.routes), 1)
-    return Team(table, n_threads, max_tok=n_tok, max_cols=most, max_rows=m.n_ff, max_slice=SLICE)
+    return Team(table, n_threads, max_tok=n_tok, max_cols=most, max_rows=m.n_ff, mixture=True)
 
 
 FEW = ((0, 3), (3, 1), (), (5, 3), (3, 0), (4,))

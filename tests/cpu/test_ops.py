@@ -191,7 +191,7 @@ def test_products_of_floats(name: str, kind: str) -> None:
     first = None
     with cpu.Guarded(data) as memory:
         for n_threads in (1, 3):
-            sizes = {"max_tok": most, "max_cols": cols, "max_rows": n_rows, "max_slice": 288}
+            sizes = {"max_tok": most, "max_cols": cols, "max_rows": n_rows, "mixture": True}
             with Team(TABLES[name], n_threads, **sizes) as team:
                 for n_tok in (most, 1, 7, 49):
                     y = np.full((n_tok, n_rows + 5), CANARY, np.float32)

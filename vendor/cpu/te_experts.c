@@ -427,7 +427,7 @@ void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_
 static int32_t largest_slice(const te_mixture *m, const te_team *team) {
     enum { EACH = 4, LEAST = 96 };
     const int32_t n = m->n_routes / (EACH * te_pool_n_threads(team->pool));
-    return n < LEAST ? LEAST : smaller((n + UNIT - 1) / UNIT * UNIT, TE_MIXTURE_SLICE);
+    return n < LEAST ? LEAST : smaller((n + UNIT - 1) / UNIT * UNIT, TE_SLICE_TOKENS);
 }
 
 /* Into how many slices an expert's tokens are cut, and how many a slice has: whole vectors of tokens. */

@@ -42,8 +42,6 @@ typedef struct te_mixture {
     float *out;           /* [n_routes][cols] by place */
 } te_mixture;
 
-enum { TE_MIXTURE_SLICE = 288 }; /* what a workspace's max_slice must be for te_op_experts_gemm */
-
 /* By row kernels, for up to 32 tokens: each gets the bits that it gets alone. Whatever is read of an expert is read once
  * for all of its tokens; members share its bytes. te_op_experts_pack comes first, which asks the
  * matrices for their formats alone, then a barrier; contains barriers, ends

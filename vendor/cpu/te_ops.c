@@ -48,7 +48,7 @@ static size_t slice_bytes(const te_kernels *k, int32_t n_slice, int32_t cols) {
 
 static size_t gemm_bytes(const te_kernels *k, const te_workspace_limits *limits) {
     const size_t n = k->gemm.scratch_bytes(limits->max_tok, limits->max_cols),
-                 floats = limits->max_slice > 0 ? k->floats.scratch_bytes(limits->max_tok, limits->max_cols) : 0;
+                 floats = limits->mixture ? k->floats.scratch_bytes(limits->max_tok, limits->max_cols) : 0;
     return n > floats ? n : floats;
 }
 
@@ -80,7 +80,7 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
     const size_t queue_at = reserve(&total, pass, TE_QUEUE_FLOATS * sizeof(float), &ok);
     const size_t floats_at = reserve(&total, (size_t)larger(limits.max_cols, limits.max_rows), sizeof(float), &ok);
     const size_t gemm_at = reserve(&total, 1, gemm_bytes(k, &limits), &ok);
-    const int32_t n_slice = smaller(limits.max_slice, limits.max_tok);
+    const int32_t n_slice = limits.mixture ? smaller(TE_SLICE_TOKENS, limits.max_tok) : 0;
     const size_t slice_at =
         reserve(&total, n_slice > 0, n_slice > 0 ? slice_bytes(k, n_slice, limits.max_cols) : 0, &ok);
     const bool has_glu = n_slice > 0 && k->gemm.glu;
@@ -425,8 +425,7 @@ void te_op_linear_floats(te_team *team, te_workspace *ws, const te_linear *l, co
     enum { LANES = 16, ROWS = 16, PARTS = 2 };
     const te_gemm_kernels *g = &ws->k->floats;
     te_member *me = &ws->member[team->ith];
-    const int32_t piece = smaller(TE_FLOATS_TOKENS, ws->limits.max_slice) / LANES, each = larger(piece, 1),
-                  units = (n_tok + LANES - 1) / LANES, row_units = (l->w.n_rows + ROWS - 1) / ROWS;
+    const int32_t units = (n_tok + LANES - 1) / LANES, row_units = (l->w.n_rows + ROWS - 1) / ROWS;
     /* Of few tokens members share the rows, too. */
     const int32_t many_units = 2 * te_pool_n_threads(team->pool),
                   n_cuts = smaller((many_units + units - 1) / units, row_units);
@@ -438,7 +437,7 @@ void te_op_linear_floats(te_team *team, te_workspace *ws, const te_linear *l, co
         te_work_share(&d, (int64_t)units * n_cuts, 1, &lo, &hi);
         for (int64_t i = lo, n; i < hi; i += n) {
             const int32_t cut = (int32_t)(i / units), u = (int32_t)(i % units);
-            n = smaller(smaller((int32_t)(hi - i), units - u), each);
+            n = smaller(smaller((int32_t)(hi - i), units - u), TE_FLOATS_TOKENS / LANES);
             const int32_t t = u * LANES, n_some = smaller((int32_t)n * LANES, n_tok - t);
             int64_t r0, r1;
             te_share_of(cut, n_cuts, l->w.n_rows, ROWS, &r0, &r1);

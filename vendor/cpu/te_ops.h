@@ -22,10 +22,10 @@ extern "C" {
 typedef struct te_workspace te_workspace;
 typedef struct te_workspace_limits {
     int32_t n_threads;
-    int32_t max_tok;   /* tokens in one operation */
-    int32_t max_cols;  /* weights per row of any matrix, and rows of any matrix of te_op_linear_t */
-    int32_t max_rows;  /* neurons of any FFN */
-    int32_t max_slice; /* 0, or what te_experts.h asks for */
+    int32_t max_tok;  /* tokens in one operation */
+    int32_t max_cols; /* weights per row of any matrix, and rows of any matrix of te_op_linear_t */
+    int32_t max_rows; /* neurons of any FFN */
+    bool mixture;     /* room for te_op_experts_gemm and te_op_linear_floats, too */
 } te_workspace_limits;
 te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out);
 void te_workspace_free(te_workspace *w);
@@ -57,7 +57,7 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
                   size_t ldx, int32_t n_tok);
 
 /* The same of one product with few rows, as a router's, by products of floats: x is not rounded, whatever the format. A
- * token gets the same bits however many others there are. The workspace must have max_slice. */
+ * token gets the same bits however many others there are. The workspace must be of a mixture. */
 void te_op_linear_floats(te_team *team, te_workspace *ws, const te_linear *product, const float *x, size_t ldx,
                          int32_t n_tok);
 

@@ -8,8 +8,9 @@
 /* Row kernels take at most so many tokens at a time: one pass over the weights each. */
 enum { TE_WORKSPACE_TOKENS = 32 };
 
-/* Of te_op_linear_floats, packed where a slice is: their floats take as much as the bf16 of twice as many. */
-enum { TE_FLOATS_TOKENS = 144 };
+/* An expert's products in te_op_experts_gemm, and te_op_linear_floats, take at most so many; the latter's floats take as much
+ * as the bf16 of twice as many. */
+enum { TE_SLICE_TOKENS = 288, TE_FLOATS_TOKENS = TE_SLICE_TOKENS / 2 };
 
 /* Members write only their own part, so that no two share a cache line; sums belong to a chain of a work queue, and whoever
  * has one of its parts writes there. Sums come in two sets, used in turn: whoever starts the next operation cannot
@@ -21,7 +22,7 @@ typedef struct te_member {
     float *queue;   /* te_ffn.c: what is known of waiting neurons, TE_QUEUE_FLOATS for each token */
     float *floats;  /* the caller's, through te_workspace_floats */
     void *gemm;     /* the GEMM's scratch */
-    void *slice;    /* activations of max_slice tokens as the GEMM wants them */
+    void *slice;    /* of a mixture: activations of TE_SLICE_TOKENS tokens as the GEMM wants them */
     void *hidden;   /* and hidden values, where the kernels give them so */
 } te_member;
 
