@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""What holds for all tests, and small model files for several of their folders."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import random
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from powerinfer import llama
 from powerinfer._engine import machine
+from tests import models
 
 # Shells start what runs in the background with Ctrl-C ignored, which programs that tests start would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -61,3 +63,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[test] * 0.6180339887 % 1 >= 1 / mark.args[0]:
                 item.add_marker(pytest.mark.slow)
             cases[test] += 1
+
+
+@pytest.fixture(scope="session")
+def relu_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ReLU Llama without predictors, 320 tokens (SentencePiece), trained for 256 positions."""
+    return models.write_dense(tmp_path_factory.mktemp("models") / "relu.gguf", models.SPECS["llama-relu"])
+
+
+@pytest.fixture(scope="session")
+def sparse_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with predictors, as PowerInfer writes it."""
+    spec = models.SPECS["llama-relu"]
+    predictor = models.draw_predictor(spec)
+    return models.write_sparse(tmp_path_factory.mktemp("models") / "sparse.gguf", spec, predictor, 0.0)

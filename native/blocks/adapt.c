@@ -1,7 +1,7 @@
 /* adapt.c - what adapters (model/lora.c) add to products. */
 #include <string.h>
 
-#include "ffn.h"
+#include "ops.h"
 
 void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,
               float *y, size_t ldy) {
@@ -23,26 +23,6 @@ void pi_adapt_chunk(pi_session *s, te_team *team, const pi_layer *layer, int32_t
     if (n_prefill > 0) pi_adapt(s, team, d, x, ldx, n_prefill, TE_BY_GEMM, y, ldy);
     if (n_few > 0)
         pi_adapt(s, team, d, x + ldx * (size_t)n_prefill, ldx, n_few, TE_BY_ROWS, y + ldy * (size_t)n_prefill, ldy);
-}
-
-void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
-                  te_ffn_io *io) {
-    if (!pi_adapts_ffn(layer)) return;
-    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)pi_n_ff(pi_ffn_of(layer)),
-                 off = (size_t)t0 * n_ff;
-    float *up = s->adapt_up + off, *gate = pi_ffn_of(layer)->gate.w ? s->gate + off : NULL;
-    int64_t lo, hi;
-    te_share(team, (int64_t)n_tok * (int64_t)n_ff, 64, &lo, &hi);
-    const size_t n_bytes = sizeof(float) * (size_t)(hi - lo);
-    memset(up + lo, 0, n_bytes);
-    if (gate) memset(gate + lo, 0, n_bytes);
-    pi_keep_hidden(s, team, pi_ffn_of(layer), t0, n_tok, io);
-    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_UP), x, n_embd, n_tok, TE_BY_ROWS, up, n_ff);
-    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_GATE), x, n_embd, n_tok, TE_BY_ROWS, gate, n_ff);
-    te_barrier(team);
-    io->up_add = up;
-    io->gate_add = gate;
-    io->ld_add = n_ff;
 }
 
 void pi_adapt_embedding(pi_session *s, te_team *team) {

@@ -83,6 +83,26 @@ void pi_keep_hidden(pi_session *s, const te_team *team, const pi_ffn *w, int32_t
     memset(io->hidden + lo, 0, (size_t)(hi - lo) * sizeof *io->hidden);
 }
 
+void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
+                  te_ffn_io *io) {
+    if (!pi_adapts_ffn(layer)) return;
+    const size_t n_embd = (size_t)s->model->info.n_embd, n_ff = (size_t)pi_n_ff(pi_ffn_of(layer)),
+                 off = (size_t)t0 * n_ff;
+    float *up = s->adapt_up + off, *gate = pi_ffn_of(layer)->gate.w ? s->gate + off : NULL;
+    int64_t lo, hi;
+    te_share(team, (int64_t)n_tok * (int64_t)n_ff, 64, &lo, &hi);
+    const size_t n_bytes = sizeof(float) * (size_t)(hi - lo);
+    memset(up + lo, 0, n_bytes);
+    if (gate) memset(gate + lo, 0, n_bytes);
+    pi_keep_hidden(s, team, pi_ffn_of(layer), t0, n_tok, io);
+    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_UP), x, n_embd, n_tok, TE_BY_ROWS, up, n_ff);
+    pi_adapt(s, team, pi_adapter_of(layer, PI_ADAPT_GATE), x, n_embd, n_tok, TE_BY_ROWS, gate, n_ff);
+    te_barrier(team);
+    io->up_add = up;
+    io->gate_add = gate;
+    io->ld_add = n_ff;
+}
+
 int64_t pi_sum_counts(const pi_session *s, int32_t l, int32_t n, pi_layer_step *step) {
     int64_t listed = 0;
     for (int32_t i = 0; i < n; i++) {

@@ -20,6 +20,11 @@ te_ffn pi_ffn_operator(const pi_model *m, const pi_ffn *w);
 /* Lets the operator keep the hidden values of n tokens, which go to s->up from token t0 on: 0 where it computes none. This
  * member's share is cleared; ends without a barrier. */
 void pi_keep_hidden(pi_session *s, const te_team *team, const pi_ffn *w, int32_t t0, int32_t n, te_ffn_io *io);
+/* What adapters of gate and up add to a few tokens' products, made for te_op_ffn in io (and where hidden values are
+ * kept, since down's adapter wants them; zeroed). s->gate and s->up are then in use. Ends with a barrier; a layer without
+ * adapters of the feed-forward: does nothing. */
+void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
+                  te_ffn_io *io);
 /* What n members have counted in layer l, added up; returns the listed pairs. */
 int64_t pi_sum_counts(const pi_session *s, int32_t l, int32_t n, pi_layer_step *step);
 /* A down stored by output was read as a whole. */

@@ -24,11 +24,6 @@ void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x,
 /* The same for a layer's adapter of one matrix and all tokens of the chunk. */
 void pi_adapt_chunk(pi_session *s, te_team *team, const pi_layer *layer, int32_t which, const float *x, size_t ldx,
                     float *y, size_t ldy);
-/* What adapters of gate and up add to a few tokens' products, made for te_op_ffn in io (and where hidden values are
- * kept, since down's adapter wants them; zeroed). s->gate and s->up are then in use. Ends with a barrier; a layer without
- * adapters of the feed-forward: does nothing. */
-void pi_adapt_ffn(pi_session *s, te_team *team, const pi_layer *layer, const float *x, int32_t t0, int32_t n_tok,
-                  te_ffn_io *io);
 /* The embedding's adapter, of the chunk's tokens; ends with a barrier. */
 void pi_adapt_embedding(pi_session *s, te_team *team);
 

@@ -28,7 +28,7 @@ from ..models.bench import (
     numbers,
     resident_pages,
 )
-from .options import Parser, add_model, devices, vram_budget
+from .options import Parser, add_model, add_predictor, devices, vram_budget
 from .table import columns, output_width, paragraph
 
 EXAMPLES = """
@@ -77,12 +77,7 @@ def add_arguments(parser: Parser) -> None:
         default=0,
         help="prompt tokens at a time (default: as `Llama`)",
     )
-    parser.add_argument(
-        "--predictor",
-        choices=("auto", "none", "mlp", "sign"),
-        default="auto",
-        help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
-    )
+    add_predictor(parser)
     parser.add_argument(
         "--predictor-type", metavar="TYPE", help="rewrites fc1 and fc2 in a weight format while loading"
     )

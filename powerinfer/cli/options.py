@@ -104,6 +104,19 @@ def add_model(
     parser.set_defaults(default_model=default, usage_error=parser.error)
 
 
+def add_activation(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--activation", choices=ACTIVATIONS, help="replaces the file's activation")
+
+
+def add_predictor(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--predictor",
+        choices=("auto", "none", "mlp", "sign"),
+        default="auto",
+        help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
+    )
+
+
 def add_model_arguments(
     parser: argparse.ArgumentParser, *, default: str | None = None, several: bool = False
 ) -> None:
@@ -146,11 +159,7 @@ def add_model_arguments(
     group.add_argument(
         "--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"'
     )
-    group.add_argument(
-        "--activation",
-        choices=ACTIVATIONS,
-        help="replaces the file's activation",
-    )
+    add_activation(group)
     group.add_argument(
         "--chat-format", metavar="NAME", help="replaces the file's chat template: chatml, llama-2, ..."
     )
@@ -296,12 +305,7 @@ def add_compute_arguments(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--sparsity", choices=SPARSITY, default="auto", help="which neurons are computed (default auto)"
     )
-    group.add_argument(
-        "--predictor",
-        choices=("auto", "none", "mlp", "sign"),
-        default="auto",
-        help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
-    )
+    add_predictor(group)
     group.add_argument(
         "--predictor-type",
         metavar="TYPE",

@@ -13,14 +13,13 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from .._engine.activations import ACTIVATIONS
 from .._engine.file import ModelFile
 from .._engine.session import Model, Session
 from .._text.terminal import Bar
 from ..errors import ArgumentError
 from ..models.corpus import Corpus, read_corpus
 from ..models.perplexity import Perplexity, compare, plan_chunks
-from .options import SPARSITY, Parser, add_model
+from .options import SPARSITY, Parser, add_activation, add_model, add_predictor
 from .table import columns, output_width
 
 N_CTX = 512
@@ -99,20 +98,11 @@ def add_arguments(parser: Parser) -> None:
         metavar="MODE",
         help="auto (the default), predicted, exact or dense; a comma list compares them",
     )
-    parser.add_argument(
-        "--predictor",
-        choices=("auto", "none", "mlp", "sign"),
-        default="auto",
-        help="mlp: the file's own; sign: the signs of the weights (default auto: what the file says)",
-    )
+    add_predictor(parser)
     parser.add_argument(
         "--threshold", type=float, metavar="X", help="replaces the file's predictor thresholds"
     )
-    parser.add_argument(
-        "--activation",
-        choices=ACTIVATIONS,
-        help="replaces the file's activation",
-    )
+    add_activation(parser)
     parser.add_argument("-t", "--n-threads", type=int, metavar="N", help="threads (default: physical cores)")
     parser.add_argument(
         "-b",

@@ -17,6 +17,7 @@
 
 #include "core/te_os.h"
 #include "core/te_pool.h"
+#include "../stress.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define UNDER_TSAN 1
@@ -25,16 +26,6 @@
 #define UNDER_TSAN 1
 #endif
 #endif
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                            \
-            fprintf(stderr, __VA_ARGS__);                                                                              \
-            fprintf(stderr, " (%s does not hold)\n", #condition);                                                      \
-            _exit(1);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 
 #define MAX_MEMBERS 16
 

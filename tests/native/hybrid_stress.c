@@ -10,16 +10,8 @@
 
 #include "core/te_os.h"
 #include "powerinfer.h"
+#include "../stress.h"
 
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                            \
-            fprintf(stderr, __VA_ARGS__);                                                                              \
-            fprintf(stderr, " (%s does not hold)\n", #condition);                                                      \
-            _Exit(1);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 #define OK(call) CHECK((call) == PI_OK, "%s", pi_error_message())
 
 enum { N_WORKERS = 2, N_STEPS = 5, N_PROMPT = 20, N_SIZES = 3 };

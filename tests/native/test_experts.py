@@ -12,6 +12,7 @@ import pytest
 from powerinfer import ArgumentError, FormatError, UnsupportedError
 from powerinfer._engine.session import Model, Session
 from tests import models, reference
+from tests.native.test_logits import feed_all
 
 SPEC = models.SPECS["qwen3moe"]
 TOKENS = (np.arange(3, 60) * 17 % SPEC.n_vocab).tolist()
@@ -35,15 +36,6 @@ def model(path: Path) -> Iterator[Model]:
         yield m
 
 
-def rows_of(session: Session, tokens: list[int], chunk: int) -> Any:
-    rows = []
-    for first in range(0, len(tokens), chunk):
-        part = tokens[first : first + chunk]
-        session.feed(part, want_logits=True)
-        rows += [session.logits(i).copy() for i in range(len(part))]
-    return np.stack(rows)
-
-
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_any_router_gives_the_reference_s_answer(chunk: int, tmp_path: Path) -> None:
     """Routers drawn at random, so that the context decides; only sums of floats differ."""
@@ -57,7 +49,7 @@ def test_any_router_gives_the_reference_s_answer(chunk: int, tmp_path: Path) -> 
     file = write(tmp_path / "m.gguf", tensors=routers)
     expected = reference.forward(reference.load(file), TOKENS)
     with Model(file) as m, Session(m, n_threads=2, type_k="f32", type_v="f32") as s:
-        assert reference.relative_error(rows_of(s, TOKENS, chunk), expected) < 1e-5
+        assert reference.relative_error(feed_all(s, TOKENS, chunk), expected) < 1e-5
 
 
 def test_equal_experts_are_taken_in_their_order(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_equal_experts_are_taken_in_their_order(tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", tensors=routers)
     expected = reference.forward(reference.load(file), TOKENS[:9])
     with Model(file) as m, Session(m, n_threads=2, type_k="f32", type_v="f32") as s:
-        assert reference.relative_error(rows_of(s, TOKENS[:9], 1), expected) < 1e-5
+        assert reference.relative_error(feed_all(s, TOKENS[:9], 1), expected) < 1e-5
 
 
 def same_bits_alone(s: Session, alone: Session) -> bool:

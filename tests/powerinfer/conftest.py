@@ -14,20 +14,6 @@ OpenLlama = Callable[..., Llama]
 
 
 @pytest.fixture(scope="session")
-def relu_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ReLU Llama without predictors, 320 tokens (SentencePiece), trained for 256 positions."""
-    return models.write_dense(tmp_path_factory.mktemp("models") / "relu.gguf", models.SPECS["llama-relu"])
-
-
-@pytest.fixture(scope="session")
-def sparse_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with predictors, as PowerInfer writes it."""
-    spec = models.SPECS["llama-relu"]
-    predictor = models.draw_predictor(spec)
-    return models.write_sparse(tmp_path_factory.mktemp("models") / "sparse.gguf", spec, predictor, 0.0)
-
-
-@pytest.fixture(scope="session")
 def bpe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 with a byte-level vocabulary of 320 tokens."""
     return models.write_dense(tmp_path_factory.mktemp("models") / "bpe.gguf", models.SPECS["qwen2"])

@@ -10,10 +10,10 @@ import pytest
 
 from powerinfer import Llama
 from powerinfer._text.chat_format import ChatFormat, register_chat_format
-from powerinfer._text.parts import CallPart
 from powerinfer._text.tool_calls import ToolCallParser, ToolFormat
 from powerinfer._text.tool_stream import ToolCallStream
 from tests.powerinfer.test_tool_calls import MESSAGES, PLANT, TOOLS, WATER, joined, tool
+from tests.powerinfer.test_tool_stream import whole
 
 OpenLlama = Callable[..., Llama]
 
@@ -150,22 +150,11 @@ def test_calls_in_other_formats(family: str, size: int) -> None:
                 for begin in range(0, len(text), size):
                     found += parser.push(text[begin : begin + size])
                 found += parser.finish()
-                assert whole(found) == ([before] if before else []) + [PLANT, WATER], text
+                assert joined(whole(found)) == ([before] if before else []) + [PLANT, WATER], text
         broken = answer.replace("plant", "nobody").replace("water", "nobody")
         parser = ToolCallParser(form, TOOLS)
         told = "".join(map(str, parser.push(broken) + parser.finish()))
         assert "".join(told.split()) == "".join(broken.split())
-
-
-def whole(items: list[Any]) -> list[Any]:
-    """As `joined`, of what a stream tells: arguments in parts behind a call."""
-    out: list[Any] = []
-    for item in items:
-        if isinstance(item, CallPart):
-            out[-1]["function"]["arguments"] += item.text
-        else:
-            out.append(item)
-    return joined(out)
 
 
 def test_a_name_and_a_line_break_begin_a_call() -> None:

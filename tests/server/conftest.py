@@ -15,21 +15,6 @@ from powerinfer import AsyncLlama
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Model, Session
-from tests import models
-
-
-@pytest.fixture(scope="session")
-def relu_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ReLU Llama without predictors, 320 tokens (SentencePiece), trained for 256 positions."""
-    return models.write_dense(tmp_path_factory.mktemp("models") / "relu.gguf", models.SPECS["llama-relu"])
-
-
-@pytest.fixture(scope="session")
-def sparse_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with predictors."""
-    spec = models.SPECS["llama-relu"]
-    path = tmp_path_factory.mktemp("models") / "sparse.gguf"
-    return models.write_sparse(path, spec, models.draw_predictor(spec), 0.0)
 
 
 @pytest.fixture
@@ -92,6 +77,13 @@ def http(url: str) -> Iterator[Any]:
     httpx = pytest.importorskip("httpx")
     with httpx.Client(base_url=url, timeout=30) as client:
         yield client
+
+
+def post(http: Any, path: str, status: int = 200, **body: Any) -> Any:
+    """What the server answers to that, which must have this status."""
+    response = http.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
 
 
 TEMPLATE = (

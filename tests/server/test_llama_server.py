@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import Actor
+from tests.server.conftest import Actor, post
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 httpx = pytest.importorskip("httpx")
@@ -19,12 +19,6 @@ def http(stage: str) -> Iterator[Any]:
     headers = {"Authorization": "Bearer secret"}
     with httpx.Client(base_url=stage, timeout=30, headers=headers) as client:
         yield client
-
-
-def post(http: Any, path: str, status: int = 200, **body: Any) -> Any:
-    response = http.post(path, json=body)
-    assert response.status_code == status, response.text
-    return response.json()
 
 
 def test_completion(http: Any, playing: Actor) -> None:

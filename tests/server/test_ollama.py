@@ -12,7 +12,7 @@ import pytest
 
 from powerinfer._engine.file import ModelFile
 from tests import models
-from tests.server.conftest import TOOL, Actor
+from tests.server.conftest import TOOL, Actor, post
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 httpx = pytest.importorskip("httpx")
@@ -27,12 +27,6 @@ def http(stage: str) -> Iterator[Any]:
     headers = {"Authorization": "Bearer secret"}
     with httpx.Client(base_url=stage, timeout=30, headers=headers) as client:
         yield client
-
-
-def post(http: Any, path: str, status: int = 200, **body: Any) -> Any:
-    response = http.post(path, json=body)
-    assert response.status_code == status, response.text
-    return response.json()
 
 
 def lines(response: Any) -> list[Any]:

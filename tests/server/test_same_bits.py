@@ -169,6 +169,35 @@ def submit(own: Scheduler, ids: Ids, rows: list[bytes]) -> Stream:
     )
 
 
+def logits_alone(path: Path, prompts: list[Ids], sparsity: Any) -> list[list[bytes]]:
+    """Of the four tokens behind each prompt, one prompt after the other."""
+    alone: list[list[bytes]] = []
+    with Llama(path, n_ctx=512, n_threads=2, sparsity=sparsity, verbose=False) as llm:
+        for ids in prompts:
+            rows: list[bytes] = []
+            llm.reset()
+            list(islice(llm.generate(ids.tolist(), temp=0.0, logits_processor=noting(rows)), 4))
+            alone.append(rows)
+    return alone
+
+
+def reused_beside_others(
+    model: Model, prompts: list[Ids], alone: list[list[bytes]], sparsity: Any, part: int
+) -> int:
+    """Tokens reused when all requests ran together, then one by one; each must get the logits of alone."""
+    with scheduler(model, sparsity, prompt_part=part) as own:
+        got: list[list[bytes]] = [[] for _ in prompts]
+        streams = [submit(own, ids, rows) for ids, rows in zip(prompts, got, strict=True)]
+        for stream in streams:
+            list(stream)
+        assert [a == b for a, b in zip(got, alone, strict=True)] == [True] * len(prompts), part
+        again: list[list[bytes]] = [[] for _ in prompts]
+        for ids, rows in zip(prompts, again, strict=True):
+            list(submit(own, ids, rows))
+        assert again == alone
+        return own.stats().n_reused_tokens
+
+
 @pytest.mark.sampled(2)
 @each_case
 def test_company_and_prefixes(tmp_path: Path, spec: models.Spec, kind: Kind | None, sparsity: Any) -> None:
@@ -178,26 +207,10 @@ def test_company_and_prefixes(tmp_path: Path, spec: models.Spec, kind: Kind | No
     ]
     prompts += [common, common[:50], common[:47], common[:48], common, prompt(5)]
     path = write(tmp_path, spec, kind)
-    alone: list[list[bytes]] = []
-    with Llama(path, n_ctx=512, n_threads=2, sparsity=sparsity, verbose=False) as llm:
-        for ids in prompts:
-            rows: list[bytes] = []
-            llm.reset()
-            list(islice(llm.generate(ids.tolist(), temp=0.0, logits_processor=noting(rows)), 4))
-            alone.append(rows)
+    alone = logits_alone(path, prompts, sparsity)
     with Model(path) as model:
         for part in (8, 20, 128):
-            with scheduler(model, sparsity, prompt_part=part) as own:
-                got: list[list[bytes]] = [[] for _ in prompts]
-                streams = [submit(own, ids, rows) for ids, rows in zip(prompts, got, strict=True)]
-                for stream in streams:
-                    list(stream)
-                assert [a == b for a, b in zip(got, alone, strict=True)] == [True] * len(prompts), part
-                again: list[list[bytes]] = [[] for _ in prompts]
-                for ids, rows in zip(prompts, again, strict=True):
-                    list(submit(own, ids, rows))
-                assert again == alone
-                assert own.stats().n_reused_tokens > 1000
+            assert reused_beside_others(model, prompts, alone, sparsity, part) > 1000
         # What is reused: all of the same prompt, of another one what was computed as for this one.
         with scheduler(model, sparsity) as own:
             for n, n_reused in ((101, 0), (101, 100), (60, 59), (101, 100)):

@@ -4,19 +4,17 @@ alone, beside others and behind a prefix that another one's checkpoint holds."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from powerinfer import Llama
 from powerinfer._engine.embedding import hidden_states
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.session import Model, Session
 from tests import models
 from tests.server.scheduling import choice
-from tests.server.test_same_bits import noting, prompt, scheduler, submit
+from tests.server.test_same_bits import logits_alone, prompt, reused_beside_others, scheduler, submit
 
 NAMES = ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen35moe", "nemotron_h"))]
 
@@ -31,26 +29,10 @@ def test_company_and_prefixes(tmp_path: Path, name: str) -> None:
     prompts = [np.concatenate([common[:n], prompt(k, 10 + n + k)]) for n in (0, 43, 101) for k in (3, 60)]
     prompts += [common, common[:50], common[:48], common, prompt(5)]
     path = write(tmp_path, name)
-    alone: list[list[bytes]] = []
-    with Llama(path, n_ctx=512, n_threads=2, verbose=False) as llm:
-        for ids in prompts:
-            rows: list[bytes] = []
-            llm.reset()
-            list(islice(llm.generate(ids.tolist(), temp=0.0, logits_processor=noting(rows)), 4))
-            alone.append(rows)
+    alone = logits_alone(path, prompts, "dense")
     with Model(path) as model:
         for part in (8, 128):
-            with scheduler(model, "dense", prompt_part=part) as own:
-                got: list[list[bytes]] = [[] for _ in prompts]
-                streams = [submit(own, ids, rows) for ids, rows in zip(prompts, got, strict=True)]
-                for stream in streams:
-                    list(stream)
-                assert [a == b for a, b in zip(got, alone, strict=True)] == [True] * len(prompts), part
-                again: list[list[bytes]] = [[] for _ in prompts]
-                for ids, rows in zip(prompts, again, strict=True):
-                    list(submit(own, ids, rows))
-                assert again == alone
-                assert own.stats().n_reused_tokens > 300
+            assert reused_beside_others(model, prompts, alone, "dense", part) > 300
         with scheduler(model, "dense") as own:  # up to the checkpoint behind matrix products
             for ids, n_reused in ((common, 0), (common, 100), (np.concatenate([common, prompt(40)]), 100)):
                 stream = own.submit(ids, choice(n_vocab=model.info.n_vocab), limit=1)
