@@ -463,6 +463,12 @@ def write_dense(path: Path, spec: Spec, *, kind: GGMLQuantizationType | None = N
     return write(path, metadata(spec), file_tensors(spec, draw(spec)), kind=kind)
 
 
+def dense_file(folder: Path, name: str) -> Path:
+    """That of a spec by its name, in a folder that several tests share: written once."""
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else write_dense(path, SPECS[name])
+
+
 def write_sparse(
     path: Path,
     spec: Spec,

@@ -174,6 +174,32 @@ def test_workspace_limits() -> None:
         assert abs(seen[0] - seen[1]) >= 1200
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_room_for_more_is_enough_for_less(name: str) -> None:
+    """A workspace has room for its limits, and operations take fewer tokens and columns of it."""
+    table = TABLES[name]
+    rng = np.random.default_rng(6)
+    rooms = [
+        table.gemm.pack_bytes,
+        table.gemm.scratch_bytes,
+        table.floats.pack_bytes,
+        table.floats.scratch_bytes,
+    ]
+    rooms += [way.pack_bytes for way in table.gemm.int8 if way.types]
+    for n_tok, cols in zip(
+        rng.integers(1, 700, 200).tolist(), rng.integers(1, 9000, 200).tolist(), strict=True
+    ):
+        fewer, narrower = int(rng.integers(1, n_tok + 1)), int(rng.integers(1, cols + 1))
+        assert all(room(fewer, narrower) <= room(n_tok, cols) for room in rooms), (
+            fewer,
+            n_tok,
+            narrower,
+            cols,
+        )
+        packs = [row.act_bytes for row in table.row if row.act_bytes]
+        assert all(pack(narrower) <= pack(cols) for pack in packs), (narrower, cols)
+
+
 def _team(table: object, n_threads: int = 1, max_tok: int = 1, max_cols: int = 1, max_rows: int = 1) -> Team:
     return Team(table, n_threads, max_tok=max_tok, max_cols=max_cols, max_rows=max_rows)
 

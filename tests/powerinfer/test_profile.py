@@ -38,11 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def dense_file(folder: Path, name: str) -> Path:
-    path = folder / f"{name}.gguf"
-    return path if path.exists() else models.write_dense(path, models.SPECS[name])
-
-
 def text_of(name: str, n: int) -> Array:
     return np.random.default_rng(n).integers(3, models.SPECS[name].n_vocab, n, dtype=np.int32)
 
@@ -79,7 +74,7 @@ def near_zero(model: reference.Model, layer: int, x: Array) -> Array:
 @pytest.mark.parametrize("name", RELU)
 def test_counts_are_those_of_the_reference(name: str, n_batch: int, bos: int | None, folder: Path) -> None:
     """Windows of 16, the last one short; the BOS of each is not counted."""
-    path, tokens = dense_file(folder, name), text_of(name, 75)
+    path, tokens = models.dense_file(folder, name), text_of(name, 75)
     counts, doubtful = expected(path, tokens, bos, 16)
     with Model(path) as model:
         found = profile(model, Corpus(tokens=tokens, bos=bos), n_ctx=16, n_batch=n_batch, n_threads=2)
@@ -95,7 +90,7 @@ def test_a_sparse_file_is_counted_without_its_predictor(folder: Path) -> None:
     spec, tokens = models.SPECS["llama-relu-gqa"], text_of("llama-relu-gqa", 40)
     path = models.write_sparse(folder / "sparse.gguf", spec, models.draw_predictor(spec), 0.5)
     found = []
-    for one in (path, dense_file(folder, "llama-relu-gqa")):
+    for one in (path, models.dense_file(folder, "llama-relu-gqa")):
         with Model(one) as model:
             found.append(profile(model, Corpus(tokens=tokens, bos=None), n_ctx=40, n_threads=1))
     np.testing.assert_array_equal(found[0].counts, found[1].counts)
@@ -115,7 +110,7 @@ def test_fatrelu_counts_what_exceeds_the_threshold(folder: Path) -> None:
 
 
 def test_the_first_tokens_of_a_text(folder: Path) -> None:
-    path, tokens = dense_file(folder, "llama-relu-gqa"), text_of("llama-relu-gqa", 60)
+    path, tokens = models.dense_file(folder, "llama-relu-gqa"), text_of("llama-relu-gqa", 60)
     steps: list[tuple[int, int]] = []
     with Model(path) as model:
         part = profile(
@@ -134,7 +129,7 @@ def test_the_first_tokens_of_a_text(folder: Path) -> None:
 
 
 def test_wide_models_are_counted_in_smaller_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, tokens = dense_file(folder, "llama-relu-gqa"), text_of("llama-relu-gqa", 40)
+    path, tokens = models.dense_file(folder, "llama-relu-gqa"), text_of("llama-relu-gqa", 40)
     spec = models.SPECS["llama-relu-gqa"]
     feeds: list[int] = []
     feed = Session.feed
@@ -160,7 +155,7 @@ def test_wide_models_are_counted_in_smaller_batches(folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["qwen3", "falcon-gelu"])
 def test_models_that_are_never_silent(name: str, folder: Path) -> None:
-    path = dense_file(folder, name)
+    path = models.dense_file(folder, name)
     with (
         Model(path) as model,
         pytest.raises(UnsupportedError, match=f"{models.SPECS[name].act}: every neuron fires.*ReLU"),
@@ -169,7 +164,7 @@ def test_models_that_are_never_silent(name: str, folder: Path) -> None:
 
 
 def test_arguments_that_cannot_be(folder: Path) -> None:
-    with Model(dense_file(folder, "llama-relu-gqa")) as model:
+    with Model(models.dense_file(folder, "llama-relu-gqa")) as model:
         corpus = Corpus(tokens=text_of("llama-relu-gqa", 40), bos=BOS)
         for options, says in (
             (dict(n_ctx=1), "no room for text"),

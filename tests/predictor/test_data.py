@@ -92,11 +92,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def dense_file(folder: Path, name: str) -> Path:
-    path = folder / f"{name}.gguf"
-    return path if path.exists() else models.write_dense(path, models.SPECS[name])
-
-
 def error(found: Array, wanted: Array) -> float:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
@@ -104,7 +99,7 @@ def error(found: Array, wanted: Array) -> float:
 @pytest.mark.parametrize("name", RELU)
 def test_data_is_what_the_reference_sees(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Feeds of 7 tokens, so that windows are cut; rows of both parts in their order; the BOS left out."""
-    path = dense_file(folder, name)
+    path = models.dense_file(folder, name)
     windows = choose_windows(corpus(models.SPECS[name], 300), n_ctx=40, n_train=200, n_held_out=60)
     monkeypatch.setattr(module, "batch_for", lambda *_: 7)
     wanted = expected(path, windows.tokens, windows.n_head)
@@ -136,7 +131,7 @@ def test_data_is_what_the_reference_sees(name: str, folder: Path, monkeypatch: p
 
 
 def test_data_is_deleted_layer_by_layer(folder: Path) -> None:
-    path = dense_file(folder, "llama-relu")
+    path = models.dense_file(folder, "llama-relu")
     windows = choose_windows(corpus(models.SPECS["llama-relu"], 300), n_ctx=40, n_train=200, n_held_out=60)
     with Model(path) as model, temporary_folder(folder) as temporary:
         first, second = collect(model, windows, [0, 1], Path(temporary))
@@ -148,7 +143,7 @@ def test_data_is_deleted_layer_by_layer(folder: Path) -> None:
 
 def test_what_is_active_stays_so_however_little_it_adds(folder: Path) -> None:
     """Masses of 1e-20 of a token's sum are below the least float16."""
-    path = dense_file(folder, "llama-relu")
+    path = models.dense_file(folder, "llama-relu")
     windows = choose_windows(corpus(models.SPECS["llama-relu"], 300), n_ctx=40, n_train=200, n_held_out=60)
     with Model(path) as model, temporary_folder(folder) as temporary:
         tiny = np.ones(model.info.n_ff, np.float32)
@@ -170,7 +165,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    path = dense_file(folder, "llama-relu")
+    path = models.dense_file(folder, "llama-relu")
     windows = choose_windows(corpus(models.SPECS["llama-relu"], 300), n_ctx=40, n_train=200, n_held_out=60)
     monkeypatch.setattr(module.os, "posix_fallocate", full)
     with (
