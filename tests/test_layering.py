@@ -213,11 +213,19 @@ def the_package_does_not_import_its_surfaces(path: str, text: str) -> Iterator[s
                 yield f"imports {name}"
 
 
+def text_knows_no_model(path: str, text: str) -> Iterator[str]:
+    if path.startswith("powerinfer/_text/"):
+        for name in sorted(imports(text)):
+            if re.match(r"(powerinfer|\.)?\.(_engine|models|compat|llama|async_llama)(\.|$)", name):
+                yield f"imports {name}"
+
+
 PYTHON_RULES: list[Callable[[str, str], Iterator[str]]] = [
     only_native_knows_cffi,
     the_package_needs_no_training_library,
     surfaces_do_not_reach_the_engine,
     the_package_does_not_import_its_surfaces,
+    text_knows_no_model,
     nothing_is_left_open,
 ]
 
@@ -355,6 +363,9 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from .chat import repl"),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from . import cli"),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "import powerinfer.cli"),
+        (text_knows_no_model, "powerinfer/_text/x.py", "from .._engine.session import Session"),
+        (text_knows_no_model, "powerinfer/_text/x.py", "def f():\n    from ..models import plan"),
+        (text_knows_no_model, "powerinfer/_text/x.py", "import powerinfer._engine.engine"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
@@ -378,6 +389,11 @@ def test_rules_see_a_breach(rule: Callable[[str, str], Iterator[str]], path: str
             "def f():\n    import torch",
         ),
         (surfaces_do_not_reach_the_engine, "powerinfer/_engine/session.py", "from . import _native"),
+        (
+            text_knows_no_model,
+            "powerinfer/_text/x.py",
+            "from ..errors import FormatError\nfrom . import parts",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -10,9 +10,9 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from .._extras import how
 from ..errors import PowerInferError
 from . import _native
-from .extras import how
 from .machine import DeviceFacts, GpuDriver, device_facts
 
 OLDEST_CUDA = 13000

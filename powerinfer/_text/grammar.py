@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._engine.extras import how
+from .._extras import how
 from ..errors import ArgumentError, UnsupportedError
 from .tokenizer import Tokenizer
 

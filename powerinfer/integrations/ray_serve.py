@@ -19,7 +19,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._engine.extras import how
+from .._extras import how
 from ..errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from .._engine import _native, cuda, machine
-from .._engine.extras import EXTRAS, how
 from .._engine.machine import DeviceFacts, Gpu, GpuDriver, MachineInfo
+from .._extras import EXTRAS, how
 from ..errors import PowerInferError
 
 # Sets of instructions of each kind of processor, the best last, and what /proc/cpuinfo calls the features

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._engine.activations import SILENT
-from .._engine.extras import how
 from .._engine.session import Model, ModelInfo, Progress, Session
+from .._extras import how
 from ..errors import ArgumentError, FormatError, UnsupportedError
 from .corpus import Corpus
 from .statistics import Counts, summarise_all

@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .._engine.extras import how
+from .._extras import how
 from ..errors import UnsupportedError
 
 if TYPE_CHECKING:

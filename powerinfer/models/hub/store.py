@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..._engine.extras import how
+from ..._extras import how
 from ...errors import ArgumentError, UnsupportedError
 from .names import PREFIX, Choice, choose, format_of, is_reference, parse
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from pathlib import Path
 
-from ..._engine.extras import how
+from ..._extras import how
 from ...errors import ArgumentError, UnsupportedError
 from ..writer import PartialFile
 from .plan import GIB, Plan

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._engine.extras import how
+from ..._extras import how
 from ...errors import FormatError, PowerInferError, UnsupportedError
 from .data import LayerData
 
