@@ -12,7 +12,6 @@
  * token's kind (prompt or generated), never on how many others chose the expert: a token's bits do not depend on others. */
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
 #include "../model/bind.h"
 #include "../model/keys.h"
@@ -22,20 +21,6 @@ enum { MAX_EXPERTS = 4096, MAX_FF = 1 << 20 };
 
 /* What the weights of sigmoids add up to at least, so that they can be divided by it. */
 static const float LEAST_SUM = 1e-20F;
-
-/* Expert e's rows of a matrix that has n of each. */
-static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) {
-    te_mat m = *all;
-    if (!m.w) return m;
-    m.w = (const char *)all->w + all->stride * (size_t)e * (size_t)n;
-    m.n_rows = n;
-    return m;
-}
-
-te_mat pi_experts_gate(const pi_experts *w, int32_t e) { return rows_of(&w->gate, e, w->n_ff); }
-te_mat pi_experts_up(const pi_experts *w, int32_t e) { return rows_of(&w->up, e, w->n_ff); }
-te_mat pi_experts_down(const pi_experts *w, int32_t e, int32_t n_embd) { return rows_of(&w->down, e, n_embd); }
-te_mat pi_experts_down_t(const pi_experts *w, int32_t e) { return rows_of(&w->down_t, e, w->n_ff); }
 
 static const float taken = -INFINITY;
 
@@ -132,24 +117,6 @@ static void rank_experts(const pi_block_run *r, const float *x) {
                to->weight + (ptrdiff_t)t * w->n_used);
     }
     te_barrier(team);
-}
-
-int32_t pi_experts_order(const pi_session *s, const pi_experts *w, const pi_route_list *routes) {
-    const pi_routes *to = &s->routes;
-    const int32_t *expert = routes->expert;
-    int32_t at = 0, n_chosen = 0;
-    memset(to->first, 0, sizeof *to->first * ((size_t)w->n_expert + 1));
-    for (int32_t i = 0; i < routes->n; i++) to->first[expert[i]]++;
-    for (int32_t e = 0; e <= w->n_expert; e++) {
-        const int32_t has = to->first[e];
-        n_chosen += has > 0;
-        to->first[e] = at;
-        at += has;
-    }
-    for (int32_t i = 0; i < routes->n; i++) to->place[i] = to->first[expert[i]]++;
-    for (int32_t e = w->n_expert; e > 0; e--) to->first[e] = to->first[e - 1]; /* back to where each begins */
-    to->first[0] = 0;
-    return n_chosen;
 }
 
 static void begin(pi_block_run *r) {
@@ -291,8 +258,8 @@ static pi_status bind_fused(pi_model *m, pi_name name, pi_experts *w) {
     PI_TRY(pi_bind_parts(m, w->n_expert, &w->gate_parts));
     PI_TRY(pi_bind_parts(m, w->n_expert, &w->up_parts));
     for (int32_t e = 0; e < w->n_expert; e++) {
-        w->gate_parts[e] = rows_of(&both, 2 * e, w->n_ff).w;
-        w->up_parts[e] = rows_of(&both, 2 * e + 1, w->n_ff).w;
+        w->gate_parts[e] = pi_expert_rows(&both, 2 * e, w->n_ff).w;
+        w->up_parts[e] = pi_expert_rows(&both, 2 * e + 1, w->n_ff).w;
     }
     w->gate = w->up = both;
     w->gate.n_rows = w->up.n_rows = w->n_expert * w->n_ff;

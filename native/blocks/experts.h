@@ -27,13 +27,4 @@ void pi_experts_norm(const pi_session *s, te_team *team, const pi_norm *norm, fl
 void pi_experts_shared(const pi_session *s, te_team *team, const pi_block *block, int32_t l, const float *h, float *y,
                        int32_t n_tok, te_way way);
 
-/* experts.c. Puts the routes in the order of their experts: s->routes' place and first. Returns how many experts have
- * some. By one member. */
-int32_t pi_experts_order(const pi_session *s, const pi_experts *w, const pi_route_list *routes);
-/* Rows of expert e of a matrix of the block; w NULL: it has no such. */
-te_mat pi_experts_gate(const pi_experts *w, int32_t e);
-te_mat pi_experts_up(const pi_experts *w, int32_t e);
-te_mat pi_experts_down(const pi_experts *w, int32_t e, int32_t n_embd);
-te_mat pi_experts_down_t(const pi_experts *w, int32_t e);
-
 #endif

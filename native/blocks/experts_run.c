@@ -38,10 +38,30 @@ static int by_size(const void *a, const void *b) { return ((const te_expert *)b)
 
 static const float *bias_of(const float *all, int32_t e, int32_t n) { return all ? all + (ptrdiff_t)e * n : NULL; }
 
+/* Puts the routes in the order of their experts: s->routes' place and first. By one member. */
+static void order_routes(const pi_session *s, const pi_experts *w, const pi_route_list *routes) {
+    const pi_routes *to = &s->routes;
+    const int32_t *expert = routes->expert;
+    int32_t at = 0;
+    memset(to->first, 0, sizeof *to->first * ((size_t)w->n_expert + 1));
+    for (int32_t i = 0; i < routes->n; i++) to->first[expert[i]]++;
+    for (int32_t e = 0; e <= w->n_expert; e++) {
+        const int32_t has = to->first[e];
+        to->first[e] = at;
+        at += has;
+    }
+    for (int32_t i = 0; i < routes->n; i++) to->place[i] = to->first[expert[i]]++;
+    for (int32_t e = w->n_expert; e > 0; e--) to->first[e] = to->first[e - 1]; /* back to where each begins */
+    to->first[0] = 0;
+}
+
+/* Expert e's n rows of a matrix of all experts, or none where the block has no such. */
+static te_mat rows_of(const te_mat *all, int32_t e, int32_t n) { return all->w ? pi_expert_rows(all, e, n) : *all; }
+
 /* The chosen experts, and what else of the routes is in their order; t0: the number of the first token. By one member. */
 static void list_experts(const pi_session *s, const pi_experts *w, const pi_route_list *routes, int32_t t0) {
     const pi_routes *to = &s->routes;
-    pi_experts_order(s, w, routes);
+    order_routes(s, w, routes);
     for (int32_t i = 0; i < routes->n; i++) {
         to->token[to->place[i]] = token_of(w, routes, i) - t0;
         to->factor[to->place[i]] = routes->weight[i];
@@ -50,10 +70,10 @@ static void list_experts(const pi_session *s, const pi_experts *w, const pi_rout
     for (int32_t e = 0; e < w->n_expert; e++) {
         const int32_t n = to->first[e + 1] - to->first[e];
         if (!n) continue;
-        *one++ = (te_expert){.gate = pi_experts_gate(w, e),
-                             .up = pi_experts_up(w, e),
-                             .down = pi_experts_down(w, e, s->model->info.n_embd),
-                             .down_t = pi_experts_down_t(w, e),
+        *one++ = (te_expert){.gate = rows_of(&w->gate, e, w->n_ff),
+                             .up = rows_of(&w->up, e, w->n_ff),
+                             .down = rows_of(&w->down, e, s->model->info.n_embd),
+                             .down_t = rows_of(&w->down_t, e, w->n_ff),
                              .gate_b = bias_of(w->gate_b, e, w->n_ff),
                              .up_b = bias_of(w->up_b, e, w->n_ff),
                              .down_b = bias_of(w->down_b, e, s->model->info.n_embd),
