@@ -1,10 +1,12 @@
 """How much of prompts a step reads while others generate: their tokens should take at most twice as long, or
 longer only as far as more wait for their prompts than generate.
 
-What a step takes is measured: with nothing to read, and how much more with a part of each size. Where no
-size is short enough, because a device must be brought all weights for a part, or is slower with a few tokens
-of a prompt than with many sequences, those are read that are nearly as fast as the best, and steps without
-any follow, so that others' tokens take twice as long on average.
+What a step takes is measured, by how many generate: with nothing to read, and how much more with a part of
+each size. Sizes are tried from the smallest on, as long as the next one should be short enough by what
+smaller ones take; one that was too long is tried again now and then, the longer the rarer. Where none is
+short enough, because a device must be brought all weights for a part, or reads all of them for few tokens, a
+size is taken that makes neither long pauses nor prompts that take for ever. Whenever steps were too long,
+others without any part follow, so that tokens take twice as long on average.
 
 A GPU that has all of the model computes a part with the tokens of those who generate while both together are
 few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it.
@@ -12,13 +14,112 @@ few (n_mixed), and reads weights once for them. A size that would be just beyond
 
 from __future__ import annotations
 
-SIZES = (16, 32, 64, 128, 256, 512)
-_FIRST = 128
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SIZES = (16, 24, 32, 48, 64, 128, 256, 512)
 _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
-_NEARLY = 0.6
-_MOST_REST = 64
-_TRIES = 256  # parts, after which the sizes beside the one in use are tried again; those seen once sooner
+_SETTLED = 3  # times that something is measured: until then the least counts, as devices record programs
+_PAUSE = 4  # where no size is short enough: a part's seconds count so often beside what it reads in them
+_MOST_REST = 64  # steps
+_STALE = 64  # parts, after which a step without any is measured again
+_SOON, _LATER, _MOST = 8, 128, 1024  # parts, after which a size that was too long is tried again
 _TILE = 8  # a part beside others is of whole tiles of tokens
+
+
+@dataclass
+class _Measured:
+    seconds: float
+    at: int
+    """Parts that were read before."""
+    n: int = 1
+    """Times."""
+
+    def add(self, seconds: float, at: int) -> None:
+        seconds = min(seconds, 2 * self.seconds)  # a single one that others' programs held up
+        is_less = seconds < self.seconds
+        is_news = self.n < _SETTLED or (is_less and at - self.at >= _SOON)
+        by = float(is_less) if is_news else _DOWN if is_less else _UP
+        self.seconds += (seconds - self.seconds) * by
+        self.at = at
+        self.n += 1
+
+
+class _Times:
+    """Of steps in which about as many generate."""
+
+    def __init__(self) -> None:
+        self.n_parts = 0
+        self._quiet: _Measured | None = None
+        self._more: dict[int, _Measured] = {}  # what a part of a size adds
+
+    @property
+    def quiet(self) -> float | None:
+        """Seconds of a step with nothing to read; None if it is to be measured."""
+        is_known = self._quiet is not None and self.n_parts - self._quiet.at < _STALE
+        return self._quiet.seconds if self._quiet is not None and is_known else None
+
+    def saw_quiet(self, seconds: float) -> None:
+        if self._quiet is None:
+            self._quiet = _Measured(seconds, self.n_parts)
+        else:
+            self._quiet.add(seconds, self.n_parts)
+
+    def saw_part(self, n_read: int, seconds: float) -> float | None:
+        """Returns how much longer that was than with nothing to read."""
+        if self._quiet is None or n_read > SIZES[-1]:
+            return None
+        more = max(seconds - self._quiet.seconds, 1e-6)
+        self.n_parts += 1
+        size = _size_of(n_read)
+        if size in self._more:
+            self._more[size].add(more, self.n_parts)
+        else:
+            self._more[size] = _Measured(more, self.n_parts)
+        return more
+
+    def choose(self, sizes: Sequence[int], allowed: float) -> int:
+        """Of sizes, from the smallest on, the one for the next step, which may take so much longer."""
+        more = self._expected(sizes)
+        n_open = next((i + 1 for i, size in enumerate(sizes) if size not in self._more), len(sizes))
+        fitting = [i for i in range(n_open) if more[i] <= allowed]
+        if fitting:
+            at, most, others = fitting[-1], allowed, [1]
+        else:
+            costs = [seconds**_PAUSE / size for size, seconds in zip(sizes, more, strict=True)]
+            at = min(costs.index(min(costs)), n_open - 1)
+            most, others = more[at], [-1, 1]
+        in_use = self._more.get(sizes[at])
+        for i in (at + other for other in others):
+            if in_use is not None and 0 <= i < n_open and self._is_due(sizes[i], more[i] / most, in_use.n):
+                return sizes[i]
+        return sizes[at]
+
+    def _expected(self, sizes: Sequence[int]) -> list[float]:
+        """Seconds that each adds. Of one that was never tried it is what the largest seen below it takes, and
+        as much more for each token as from the smallest to that."""
+        more: list[float] = []
+        first = last = 0, 0.0
+        for size in sizes:
+            if size in self._more:
+                last = size, self._more[size].seconds
+                first = first if first[0] else last
+                more.append(last[1])
+            else:
+                each = max(last[1] - first[1], 0.0) / max(last[0] - first[0], 1)
+                more.append(max(last[1] + each * (size - last[0]), 1e-6))
+        return more
+
+    def _is_due(self, size: int, times: float, n: int) -> bool:
+        """Whether another size is tried than the one in use, which was so n times.
+
+        times: as long as it may take, so often.
+        """
+        wait, seen = min(_LATER * times**4, _MOST), self._more.get(size)
+        if seen is None:
+            return n >= wait
+        return self.n_parts - seen.at >= (wait if seen.n >= _SETTLED else _SOON)
 
 
 class Pace:
@@ -28,83 +129,41 @@ class Pace:
         """fixed: tokens of each part; None: as many as others allow. n_mixed: SessionInfo's."""
         self.n_mixed = n_mixed
         self._fixed = fixed
-        self._quiet: dict[int, float] = {}  # seconds of a step with nothing to read, by log2 of who generate
-        self._more: list[float | None] = [None] * len(SIZES)  # seconds that a part of this size adds
-        self._n_seen = [0] * len(SIZES)
-        self._n_parts = 0
+        self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by log2 of how many generate
         self._allowed = 0.0  # seconds for the part of the step under way
-        self._rest = 0  # steps that read nothing
+        self._rest = 0.0  # steps that are to read nothing, since others took too long
 
     def part(self, n_reading: int, n_generating: int) -> int:
         """Tokens of prompts for the next step; 0: others have it for themselves."""
         if self._fixed is not None:
             return self._fixed
-        quiet = self._quiet_of(n_generating)
-        if quiet is None or all(more is None for more in self._more):
-            return _FIRST
-        self._allowed = allowed = quiet * max(1.0, n_reading / n_generating)
-        if self._rest > 0:
+        times = self._times[n_generating.bit_length()]
+        if times.quiet is None:
             return 0
-        more = [self._expected(i) for i in range(len(SIZES))]
-        sizes = [self._beside(n_generating, size) for size in SIZES]
-        known = zip(sizes, more, self._more, strict=True)
-        fitting = [(size, seen is None) for size, seconds, seen in known if seconds <= allowed]
-        # Of those that were never tried the smallest: larger ones may take much longer.
-        fitting = fitting[: next((i + 1 for i, (_, is_new) in enumerate(fitting) if is_new), None)]
-        if fitting:
-            return fitting[-1][0]
-        rates = [(size, size / seconds) for size, seconds in zip(sizes, more, strict=True)]
-        best = max(rate for _, rate in rates)
-        return next(size for size, rate in rates if rate >= _NEARLY * best)
+        self._allowed = times.quiet * max(1.0, n_reading / n_generating)
+        return 0 if self._rest >= 0.5 else times.choose(self._sizes(n_generating), self._allowed)
 
     def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
         """A step of so many tokens of prompts, and one of each that generate; or several such steps, of which
         one takes so long."""
         if not n_generating or self._fixed is not None:
             return
+        times = self._times[n_generating.bit_length()]
         if not n_read:
-            self._rest = max(self._rest - n_steps, 0)
-            key = n_generating.bit_length()
-            self._quiet[key] = _mean(self._quiet.get(key), seconds)
+            self._rest = max(self._rest - n_steps, 0.0)
+            times.saw_quiet(seconds)
             return
-        quiet = self._quiet_of(n_generating)
-        if quiet is None:
-            return
-        i = next((i for i, size in enumerate(SIZES) if size / 2 < n_read <= size), None)
-        if i is None:
-            return
-        more = max(seconds - quiet, 1e-6)
-        self._rest = min(round(more / max(self._allowed, quiet)) - 1, _MOST_REST)
-        self._more[i] = _mean(self._more[i], more)
-        self._n_seen[i] += 1
-        self._n_parts += 1
-        if self._n_parts % _TRIES == 0 or self._n_parts in (8, 16, 32, 64, 128):
-            for beside in (i - 1, i + 1):
-                if 0 <= beside < len(SIZES) and (self._n_seen[beside] < 2 or self._n_parts % _TRIES == 0):
-                    self._more[beside] = None
+        more = times.saw_part(n_read, seconds)
+        if more is not None:
+            too_long = more / max(self._allowed, seconds - more) - 1
+            self._rest = min(max(self._rest + too_long, 0.0), _MOST_REST)
 
-    def _quiet_of(self, n_generating: int) -> float | None:
-        """Of as many, or of the number next to it that was seen."""
-        key = n_generating.bit_length()
-        near = min(self._quiet, key=lambda known: abs(known - key), default=None)
-        return None if near is None else self._quiet[near]
-
-    def _expected(self, i: int) -> float:
-        """Of a size that was never tried the least that it may take, so that it is."""
-        known = [(j, more) for j, more in enumerate(self._more) if more is not None]
-        below = [more for j, more in known if j <= i]
-        if below:
-            return below[-1]
-        j, more = known[0]
-        return more * SIZES[i] / SIZES[j]
-
-    def _beside(self, n_generating: int, size: int) -> int:
-        """Tokens of a part of that size, or fewer where these are computed with the others'."""
+    def _sizes(self, n_generating: int) -> list[int]:
+        """From the smallest on."""
         most = (self.n_mixed - n_generating) // _TILE * _TILE
-        return most if size / 2 < most < size else size
+        return sorted({most if size / 2 < most < size else size for size in SIZES})
 
 
-def _mean(before: float | None, now: float) -> float:
-    if before is None:
-        return now
-    return before + (now - before) * (_DOWN if now < before else _UP)
+def _size_of(n_read: int) -> int:
+    """What so many tokens are measured as."""
+    return -(-n_read // _TILE) * _TILE if n_read <= 64 else 1 << (n_read - 1).bit_length()

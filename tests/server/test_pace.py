@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from powerinfer._engine.choice import Choice
+from powerinfer._engine.engine import Engine
 from powerinfer._engine.pace import Pace
+from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.session import Model, Session
+from powerinfer.models.plan import Settings, make_plan
+from powerinfer.models.plan.rates import HOST_RATES
+from tests import models
 
 Cost = Callable[[int], float]
 
@@ -43,12 +51,12 @@ def settled(pace: Pace, cost: Cost, quiet: float, n_reading: int = 1, n_generati
 @pytest.mark.parametrize(
     ("cost", "quiet", "n_reading", "n_generating", "wanted"),
     [
-        (resident, 4.9, 1, 8, {16}),
+        (resident, 4.9, 1, 8, {24}),
         (resident, 10.0, 1, 64, {64}),
         (resident, 10.0, 8, 32, {64}),
         (resident, 17.1, 1, 64, {128}),
         (resident, 5.0, 60, 4, {512}),  # nearly all wait for their prompts
-        (resident, 2.0, 1, 1, {256}),  # none is so short
+        (resident, 2.0, 1, 1, {16}),  # none is so short
         (streamed, 24.0, 1, 8, {512}),
         (processor, 20.0, 1, 8, {16}),
     ],
@@ -118,13 +126,83 @@ def test_a_part_beside_others_in_one_program(n_generating: int, wanted: int) -> 
 
 def test_before_anything_is_known() -> None:
     pace = Pace()
-    assert pace.part(1, 1) == 128
     pace.saw(128, 0, 5.0)  # alone: nobody waits
     pace.saw(128, 1, 5.0)  # nor is it known what a token takes without it
+    assert pace.part(1, 1) == 0  # the next step tells
     pace.saw(0, 1, 5.0)
-    assert pace.part(1, 1) == 128
+    assert pace.part(1, 1) == 16
     pace.saw(1000, 1, 5.0)  # a text's
-    assert pace.part(1, 1) == 128
+    assert pace.part(1, 1) == 16
+
+
+@pytest.mark.parametrize("cost", [resident, streamed, processor])
+def test_the_first_parts_are_short(cost: Cost) -> None:
+    """Each is at most twice as long as one that was measured."""
+    pace, longest = Pace(), 8
+    for _ in range(100):
+        part = pace.part(1, 8)
+        assert part <= 2 * longest
+        longest = max(longest, part)
+        pace.saw(part, 8, 20.0 + (cost(part) if part else 0))
+
+
+def test_a_first_time_that_was_long_does_not_count() -> None:
+    """A device records programs when they come again."""
+    pace, n_seen = Pace(n_mixed=64), Counter[int]()
+    pace.saw(0, 8, 40.0)
+    parts = []
+    for _ in range(1000):
+        part = pace.part(1, 8)
+        parts.append(part)
+        n_seen[part] += 1
+        pace.saw(
+            part, 8, (4.0 if not part else 7.0 if part <= 56 else 20.0) + (30.0 if n_seen[part] <= 2 else 0)
+        )
+    assert parts[-100:].count(56) > 95
+
+
+def test_what_a_step_takes_by_itself_is_measured_again() -> None:
+    """Answers grow, and while parts are short no step is without one."""
+    pace = Pace()
+    for _ in range(5):
+        pace.saw(0, 8, 3.0)
+    for quiet in (3.0, 12.0):
+        parts = []
+        for _ in range(800):
+            parts.append(pace.part(1, 8))
+            pace.saw(parts[-1], 8, quiet + (0.06 * parts[-1]))
+        assert parts[-200:].count(0) < 10
+    assert parts[-1] == 128
+
+
+def h100(part: int, n_generating: int, depth: int) -> float:
+    """About what a step takes with a model of 4 GB."""
+    quiet = float(np.interp(n_generating, [1, 8, 32, 64], [2.0, 4.1, 5.5, 8.4]))
+    if not part:
+        return quiet
+    deep = 1.4 * depth / 8000
+    if part + n_generating > 64:
+        return quiet + float(np.interp(part, [16, 64, 128, 512], [4.6, 6.1, 12.0, 22.0])) + deep
+    return float(np.interp(part + n_generating, [16, 32, 64], [4.6, 6.0, 7.2])) + deep
+
+
+@pytest.mark.parametrize("n_generating", range(1, 65))
+def test_beside_any_number(n_generating: int) -> None:
+    """Prompts of 8,000 tokens, one after the other: steps but few are at most twice as long as quiet ones.
+    Where even the smallest part takes longer, others have steps between them."""
+    pace, took, n_read = Pace(n_mixed=64), [], 0
+    quiet = h100(0, n_generating, 0)
+    while n_read < 4 * 8000:
+        part = min(pace.part(1, n_generating), 8000 - n_read % 8000)
+        seconds = h100(part, n_generating, n_read % 8000)
+        pace.saw(part, n_generating, seconds)
+        took.append(seconds / quiet)
+        n_read += part
+    took = took[len(took) // 4 :]
+    smallest = h100(16, n_generating, 8000) / quiet
+    assert np.mean(took) <= 2.02
+    assert np.percentile(took, 98) <= max(2.0, smallest) * 1.1
+    assert len(took) * quiet < 9000  # nine seconds for three of them
 
 
 def test_a_given_size_stays() -> None:
@@ -133,14 +211,14 @@ def test_a_given_size_stays() -> None:
 
 
 def test_the_number_that_generate_counts() -> None:
-    """Others than those that were seen are taken for the nearest ones."""
     pace = Pace()
     settled(pace, resident, 12.0, 1, 64)
     settled(pace, resident, 2.0, 1, 1)
     assert pace.part(1, 1) == 0  # others have not had their steps yet
     pace.saw(0, 1, 2.0, n_steps=100)
-    assert pace.part(1, 50) == 64 == pace.part(1, 90)
-    assert pace.part(1, 1) == 256
+    assert pace.part(1, 64) == 64 == pace.part(1, 90)
+    assert pace.part(1, 1) == 16
+    assert pace.part(1, 30) == 0  # so many were never seen
 
 
 def test_guesses_are_no_prompts(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +236,92 @@ def test_guesses_are_no_prompts(make: Callable[..., Any], monkeypatch: pytest.Mo
         list(stream)
     assert scheduler.engine.totals["drafted"] > 0
     assert not any(n_read for n_read, _ in seen)
+
+
+class Clock:
+    """Goes on only where something takes time."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def opened(model: Model, share: float | None = None, sparsity: Any = "dense") -> Session:
+    """On the stand-in, with a share of what it could hold; None: on the CPU alone."""
+    sizes: dict[str, Any] = {"n_ctx": 3100, "n_pool": 6400, "n_seq": 8, "n_batch": 512}
+    own: dict[str, Any] = {**sizes, "sparsity": sparsity, "n_threads": 1}
+    if share is None:
+        return Session(model, **own)
+    asked = Settings(**sizes, sparsity=sparsity, overhead_bytes=0, group=1)
+    whole = make_plan(model, vram_budget=2, settings=asked, rates=HOST_RATES)
+    n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
+    plan = make_plan(model, vram_budget=n_bytes / 2**30, settings=asked, rates=HOST_RATES)
+    return Session(model, plan=plan.native(model), device="host", **own)
+
+
+WAYS: dict[str, tuple[dict[str, Any], Callable[[int, int], float], float, int]] = {
+    # The session, milliseconds of a step by prompts' tokens and next ones, how many times a quiet one it may
+    # take, and tokens of a part.
+    "resident": ({"share": 1.0}, lambda n, g: max(4.0, 3.0 + 0.08 * (n + g)), 2.0, 56),
+    "predicted": (
+        {"share": 1.0, "sparsity": "predicted"},
+        lambda n, g: 4.0 + (4.5 + 0.02 * n) * (n > 0),
+        2.7,
+        64,
+    ),
+    "streamed": ({"share": 0.5}, lambda n, g: 24.0 + (250 + 0.1 * n) * (n > 0), 14.0, 512),
+    "cpu": ({}, lambda n, g: 20.0 + 3.0 * n, 3.5, 16),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_goes_by_it(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the stand-in, with times that are made up: while one reads a long prompt the others' steps take as
+    long as they may, and the prompt comes to its end."""
+    options, cost, most, wanted = WAYS[way]
+    clock, n_streams, n_prompt = Clock(), 3, 3000
+    steps: list[tuple[int, float]] = []
+    feed = Session.feed
+
+    def fed(self: Session, ids: Any, **more: Any) -> Any:
+        n_next = min(n_streams, len(ids))
+        seconds = cost(len(ids) - n_next, n_next) / 1000
+        clock.now += seconds
+        if len(ids) >= n_streams:
+            steps.append((len(ids) - n_next, seconds))
+        return feed(self, ids, **more)
+
+    spec = models.SPECS["bamboo"]
+    path = models.write_sparse(tmp_path / "m.gguf", spec, models.draw_predictor(spec))
+    with Model(path) as model, opened(model, **options) as session:
+        engine = Engine(session, max_running=4)
+        monkeypatch.setattr("powerinfer._engine.engine.time", clock)
+        monkeypatch.setattr(Session, "feed", fed)
+        rng = np.random.default_rng(3)
+
+        def add(n: int, limit: int) -> Stream:
+            ids = np.zeros(n + limit, np.int32)
+            ids[:n] = rng.integers(3, 290, n)
+            choice = Choice(sampler=Sampler(Sampling(temperature=0), model.info.n_vocab))
+            stream = Stream(n, engine.cancel)
+            engine.add(Request(stream=stream, ids=ids, n=n, n_prompt=n, left_to_give=limit, choice=choice))
+            return stream
+
+        for _ in range(n_streams):
+            add(4, 900)
+        for _ in range(10):
+            engine.step()
+        steps.clear()
+        prompt = add(n_prompt, 1)
+        while prompt.reason is None:
+            engine.step()
+        assert len(engine.queue.running) == n_streams  # nobody was over meanwhile
+    quiet = cost(0, n_streams) / 1000
+    steps = steps[:-2]  # a prompt's last part may have some more tokens
+    assert sum(seconds for _, seconds in steps) <= (2 * len(steps) + most) * quiet
+    steps = steps[len(steps) // 4 :]  # the others were to find out
+    assert max(seconds for _, seconds in steps) <= most * quiet
+    parts = [n for n, _ in steps if n]
+    assert max(parts) <= wanted
+    assert sum(n > wanted - 8 for n in parts[-4:]) >= 3
