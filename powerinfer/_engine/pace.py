@@ -25,6 +25,7 @@ _PAUSE = 4  # where no size is short enough: a part's seconds count so often bes
 _MOST_REST = 64  # steps
 _STALE = 64  # parts, after which a step without any is measured again
 _SOON, _LATER, _MOST = 8, 128, 1024  # parts, after which a size that was too long is tried again
+_FAR = 2.0  # times as long as a size may take: it is not tried again soon
 _TILE = 8  # a part beside others is of whole tiles of tokens
 
 
@@ -119,7 +120,7 @@ class _Times:
         wait, seen = min(_LATER * times**4, _MOST), self._more.get(size)
         if seen is None:
             return n >= wait
-        return self.n_parts - seen.at >= (wait if seen.n >= _SETTLED else _SOON)
+        return self.n_parts - seen.at >= (wait if seen.n >= _SETTLED or times > _FAR else _SOON)
 
 
 class Pace:
