@@ -161,6 +161,27 @@ def test_a_first_time_that_was_long_does_not_count() -> None:
     assert parts[-100:].count(56) > 95
 
 
+def test_steps_that_are_held_up_now_and_then() -> None:
+    """Others' programs do that: the size stays."""
+    pace, parts = Pace(n_mixed=64), []
+    for i in range(2000):
+        part = pace.part(1, 8)
+        if part:
+            parts.append(part)
+        seconds = 4.0 if not part else 7.0 if part <= 56 else 20.0
+        pace.saw(part, 8, seconds * (5 if i % 40 == 39 else 1))
+    assert parts[200:].count(56) > 0.95 * len(parts[200:])
+
+
+def test_much_too_long_parts_are_rare() -> None:
+    pace, parts = Pace(), []
+    for _ in range(1000):
+        part = pace.part(1, 8)
+        parts.append(part)
+        pace.saw(part, 8, 4.0 + (3.0 if 0 < part <= 64 else 12.0 if part else 0.0))
+    assert parts.count(64) > 900 and 0 < parts.count(128) <= 2
+
+
 def test_what_a_step_takes_by_itself_is_measured_again() -> None:
     """Answers grow, and while parts are short no step is without one."""
     pace = Pace()
