@@ -23,6 +23,7 @@ _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than 
 _SETTLED = 3  # times that something is measured: until then the least counts, as devices record programs
 _PAUSE = 4  # where no size is short enough: a part's seconds count so often beside what it reads in them
 _MOST_REST = 64  # steps
+_MOST_UNSEEN = 2  # steps that nothing is known of
 _STALE = 64  # parts, after which a step without any is measured again
 _SOON, _LATER, _MOST = 8, 128, 1024  # parts, after which a size that was too long is tried again
 _FAR = 2.0  # times as long as a size may take: it is not tried again soon
@@ -133,25 +134,33 @@ class Pace:
         self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by log2 of how many generate
         self._allowed = 0.0  # seconds for the part of the step under way
         self._rest = 0.0  # steps that are to read nothing, since others took too long
+        self._n_without = 0  # steps that were to read nothing, and were not seen yet
 
     def part(self, n_reading: int, n_generating: int) -> int:
         """Tokens of prompts for the next step; 0: others have it for themselves."""
         if self._fixed is not None:
             return self._fixed
         times = self._times[n_generating.bit_length()]
-        if times.quiet is None:
+        quiet = times.quiet
+        if quiet is None:  # the next step tells, but for one with guesses, which is none of these
+            self._n_without += 1
+            return 0 if self._n_without <= _MOST_UNSEEN else SIZES[0]
+        self._allowed = quiet * max(1.0, n_reading / n_generating)
+        if self._rest >= 0.5:
+            self._rest = max(self._rest - 1, 0.0)
+            self._n_without += 1
             return 0
-        self._allowed = times.quiet * max(1.0, n_reading / n_generating)
-        return 0 if self._rest >= 0.5 else times.choose(self._sizes(n_generating), self._allowed)
+        return times.choose(self._sizes(n_generating), self._allowed)
 
     def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
         """A step of so many tokens of prompts, and one of each that generate; or several such steps, of which
         one takes so long."""
         if not n_generating or self._fixed is not None:
             return
-        times = self._times[n_generating.bit_length()]
+        times, n_counted = self._times[n_generating.bit_length()], self._n_without
+        self._n_without = 0
         if not n_read:
-            self._rest = max(self._rest - n_steps, 0.0)
+            self._rest = max(self._rest - max(n_steps - n_counted, 0), 0.0)
             times.saw_quiet(seconds)
             return
         more = times.saw_part(n_read, seconds)

@@ -135,6 +135,17 @@ def test_before_anything_is_known() -> None:
     assert pace.part(1, 1) == 16
 
 
+def test_whoever_reads_gets_on_where_no_step_is_seen() -> None:
+    """Steps with guesses are not."""
+    pace = Pace()
+    parts = [pace.part(1, 8) for _ in range(8)]
+    assert sum(parts[4:]) >= 16
+    pace.saw(0, 8, 1.0)
+    pace.saw(pace.part(1, 8), 8, 20.0)  # so long that others have steps for themselves
+    parts = [pace.part(1, 8) for _ in range(40)]
+    assert not any(parts[:10]) and sum(parts) >= 16
+
+
 @pytest.mark.parametrize("cost", [resident, streamed, processor])
 def test_the_first_parts_are_short(cost: Cost) -> None:
     """Each is at most twice as long as one that was measured."""
