@@ -20,13 +20,14 @@ from dataclasses import dataclass
 
 SIZES = (16, 24, 32, 48, 64, 128, 256, 512)
 _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
-_SETTLED = 3  # times that something is measured: until then the least counts, as devices record programs
+_SETTLED = 3  # times that something is measured before it is known: devices record a program meanwhile
+_HIGH, _MOST_HIGH = 1.5, 2  # times as long as what is known; so often in a row that is an accident
 _PAUSE = 4  # where no size is short enough: a part's seconds count so often beside what it reads in them
 _MOST_REST = 64  # steps
 _MOST_UNSEEN = 2  # steps that nothing is known of
 _STALE = 64  # parts, after which a step without any is measured again
-_SOON, _LATER, _MOST = 8, 128, 1024  # parts, after which a size that was too long is tried again
-_FAR = 2.0  # times as long as a size may take: it is not tried again soon
+_UNUSED = 8  # parts, after which what a size took is old
+_LATER, _MOST = 64, 1024  # parts, after which a size that was too long is tried again
 _TILE = 8  # a part beside others is of whole tiles of tokens
 
 
@@ -37,15 +38,24 @@ class _Measured:
     """Parts that were read before."""
     n: int = 1
     """Times."""
+    n_high: int = 0
+    """The last ones, which took much longer."""
 
-    def add(self, seconds: float, at: int) -> None:
-        seconds = min(seconds, 2 * self.seconds)  # a single one that others' programs held up
-        is_less = seconds < self.seconds
-        is_news = self.n < _SETTLED or (is_less and at - self.at >= _SOON)
-        by = float(is_less) if is_news else _DOWN if is_less else _UP
-        self.seconds += (seconds - self.seconds) * by
+    @property
+    def is_settled(self) -> bool:
+        return self.n >= _SETTLED
+
+    def add(self, seconds: float, at: int, *, ages: bool) -> None:
+        """ages: what was not measured for long counts no more."""
+        if ages and at - self.at > _UNUSED:
+            self.seconds, self.n, self.n_high = seconds, 0, 0
         self.at = at
         self.n += 1
+        self.n_high = self.n_high + 1 if seconds > _HIGH * self.seconds else 0
+        if self.n <= _SETTLED:
+            self.seconds = min(self.seconds, seconds)
+        elif self.n_high == 0 or self.n_high > _MOST_HIGH:
+            self.seconds += (seconds - self.seconds) * (_DOWN if seconds < self.seconds else _UP)
 
 
 class _Times:
@@ -55,6 +65,7 @@ class _Times:
         self.n_parts = 0
         self._quiet: _Measured | None = None
         self._more: dict[int, _Measured] = {}  # what a part of a size adds
+        self._last = 0  # size
 
     @property
     def quiet(self) -> float | None:
@@ -66,7 +77,7 @@ class _Times:
         if self._quiet is None:
             self._quiet = _Measured(seconds, self.n_parts)
         else:
-            self._quiet.add(seconds, self.n_parts)
+            self._quiet.add(seconds, self.n_parts, ages=False)
 
     def saw_part(self, n_read: int, seconds: float) -> float | None:
         """Returns how much longer that was than with nothing to read."""
@@ -74,15 +85,21 @@ class _Times:
             return None
         more = max(seconds - self._quiet.seconds, 1e-6)
         self.n_parts += 1
-        size = _size_of(n_read)
+        size = self._last = _size_of(n_read)
         if size in self._more:
-            self._more[size].add(more, self.n_parts)
+            self._more[size].add(more, self.n_parts, ages=True)
         else:
             self._more[size] = _Measured(more, self.n_parts)
         return more
 
-    def choose(self, sizes: Sequence[int], allowed: float) -> int:
-        """Of sizes, from the smallest on, the one for the next step, which may take so much longer."""
+    def choose(self, sizes: Sequence[int], allowed: float, n_recorded: int) -> int:
+        """Of sizes, from the smallest on, the one for the next step, which may take so much longer.
+
+        n_recorded: up to this one programs are recorded when they come again, and are slow until then.
+        """
+        last = self._more.get(self._last)
+        if self._last in sizes and self._last <= n_recorded and last is not None and not last.is_settled:
+            return self._last
         more = self._expected(sizes)
         n_open = next((i + 1 for i, size in enumerate(sizes) if size not in self._more), len(sizes))
         fitting = [i for i in range(n_open) if more[i] <= allowed]
@@ -119,9 +136,7 @@ class _Times:
         times: as long as it may take, so often.
         """
         wait, seen = min(_LATER * times**4, _MOST), self._more.get(size)
-        if seen is None:
-            return n >= wait
-        return self.n_parts - seen.at >= (wait if seen.n >= _SETTLED or times > _FAR else _SOON)
+        return n >= wait if seen is None else self.n_parts - seen.at >= wait
 
 
 class Pace:
@@ -150,7 +165,7 @@ class Pace:
             self._rest = max(self._rest - 1, 0.0)
             self._n_without += 1
             return 0
-        return times.choose(self._sizes(n_generating), self._allowed)
+        return times.choose(self._sizes(n_generating), self._allowed, self.n_mixed - n_generating)
 
     def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
         """A step of so many tokens of prompts, and one of each that generate; or several such steps, of which

@@ -65,8 +65,8 @@ def test_what_a_part_settles_at(
     cost: Cost, quiet: float, n_reading: int, n_generating: int, wanted: set[int]
 ) -> None:
     parts = settled(Pace(), cost, quiet, n_reading, n_generating)
-    assert set(parts) <= wanted | {parts[0]} and parts.count(parts[-1]) > 40
-    assert parts[-1] in wanted
+    assert sum(part in wanted for part in parts) > 40
+    assert max(parts) <= 2 * max(wanted)
 
 
 @pytest.mark.parametrize(("cost", "quiet", "wanted"), [(resident, 10.0, 64), (processor, 200.0, 64)])
@@ -99,7 +99,7 @@ def test_where_no_part_is_short_others_have_steps_for_themselves(
 
 def test_what_took_long_once_is_tried_again() -> None:
     pace = Pace(n_mixed=64)
-    assert set(settled(pace, lambda n: 100.0 * n, 10.0)) == {16}
+    assert settled(pace, lambda n: 100.0 * n, 10.0).count(16) > 45
     for _ in range(30):
         parts = settled(pace, resident, 10.0)
     assert parts.count(56) > 40
@@ -233,7 +233,7 @@ def test_beside_any_number(n_generating: int) -> None:
     took = took[len(took) // 4 :]
     smallest = h100(16, n_generating, 8000) / quiet
     assert np.mean(took) <= 2.02
-    assert np.percentile(took, 98) <= max(2.0, smallest) * 1.1
+    assert np.percentile(took, 96) <= max(2.0, smallest) * 1.1
     assert len(took) * quiet < 9000  # nine seconds for three of them
 
 
@@ -303,7 +303,7 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[int, int], float], float, int]] 
         64,
     ),
     "streamed": ({"share": 0.5}, lambda n, g: 24.0 + (250 + 0.1 * n) * (n > 0), 14.0, 512),
-    "cpu": ({}, lambda n, g: 20.0 + 3.0 * n, 3.5, 16),
+    "cpu": ({}, lambda n, g: 20.0 + 3.0 * n, 4.6, 16),
 }
 
 
@@ -355,5 +355,5 @@ def test_an_engine_goes_by_it(way: str, tmp_path: Path, monkeypatch: pytest.Monk
     steps = steps[len(steps) // 4 :]  # the others were to find out
     assert max(seconds for _, seconds in steps) <= most * quiet
     parts = [n for n, _ in steps if n]
-    assert max(parts) <= wanted
+    assert sum(n > wanted for n in parts) <= 2  # now and then a larger one is tried
     assert sum(n > wanted - 8 for n in parts[-4:]) >= 3
