@@ -160,7 +160,7 @@ def test_the_first_parts_are_short(cost: Cost) -> None:
 def test_a_first_time_that_was_long_does_not_count() -> None:
     """A device records programs when they come again."""
     pace, n_seen = Pace(n_mixed=64), Counter[int]()
-    pace.saw(0, 8, 40.0)
+    pace.saw(0, 8, 4.0)
     parts = []
     for _ in range(1000):
         part = pace.part(1, 8)
@@ -182,6 +182,23 @@ def test_steps_that_are_held_up_now_and_then() -> None:
         seconds = 4.0 if not part else 7.0 if part <= 56 else 20.0
         pace.saw(part, 8, seconds * (5 if i % 40 == 39 else 1))
     assert parts[200:].count(56) > 0.95 * len(parts[200:])
+
+
+def test_a_quiet_step_that_was_held_up_allows_no_more() -> None:
+    pace, n_quiet = Pace(), 0
+    for _ in range(5):
+        pace.saw(0, 8, 4.0)
+    for _ in range(1000):
+        part = pace.part(1, 8)
+        n_quiet += not part
+        pace.saw(
+            part,
+            8,
+            (4.0 if part or n_quiet % 5 else 40.0)
+            + (0.0 if not part else 3.0 if part <= 64 else 10.0 + 0.05 * part),
+        )
+        assert part <= 128
+    assert n_quiet > 10
 
 
 def test_much_too_long_parts_are_rare() -> None:
