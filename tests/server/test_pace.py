@@ -184,6 +184,22 @@ def test_steps_that_are_held_up_now_and_then() -> None:
     assert parts[200:].count(56) > 0.95 * len(parts[200:])
 
 
+def test_programs_that_are_recorded() -> None:
+    """A step takes longer the first time, and when it is recorded, the second time; the last few are kept."""
+    pace, kept, before, parts = Pace(n_mixed=64), list[int](), 0, []
+    for _ in range(1500):
+        part = pace.part(1, 8)
+        parts.append(part)
+        seconds = 4.2 if not part else 5.9 + 0.02 * part if part <= 56 else 16.0
+        if part and part not in kept:
+            seconds += 8.0 if part == before else 4.0
+        if part and (part in kept or part == before):
+            kept = [*[size for size in kept if size != part][-3:], part]
+        before = part or before
+        pace.saw(part, 8, seconds)
+    assert parts[-500:].count(56) > 450
+
+
 def test_a_quiet_step_that_was_held_up_allows_no_more() -> None:
     pace, n_quiet = Pace(), 0
     for _ in range(5):
