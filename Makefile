@@ -105,6 +105,13 @@ cross-aarch64: ## the engine for 64-bit ARM, its kernels and models under an emu
 		tests/core/test_formats_check.py tests/core/test_pool.py::test_stress_program tests/cpu/test_kernels_check.py \
 		tests/native/test_engine_check.py tests/native/test_session_stress.py
 
+EMULATED = $(CURDIR)/build/emulated
+emulate-amx: ## the AMX kernels and models on them where the processor has AVX-512 with bf16 but no AMX (results, not speed)
+	@$(CONFIGURE) -B $(EMULATED) -DPOWERINFER_TESTING=ON -DPOWERINFER_EMULATE_AMX=ON >/dev/null
+	@cmake --build $(EMULATED) -j $(JOBS)
+	POWERINFER_LIBRARY=$(EMULATED)/libpowerinfer.so POWERINFER_TEST_LIB=$(EMULATED)/libte_testing.so \
+		$(PYTHON) -m pytest $(PYTEST_ARGS) -k amx tests/cpu tests/native
+
 FUZZ_SECONDS ?= 60
 fuzz: ## coverage-guided fuzzing of the GGUF reader (clang); FUZZ_SECONDS=600
 	@mkdir -p build/fuzz/corpus
@@ -132,7 +139,7 @@ clients:
 	@mkdir -p build/clients
 	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix build/clients openai; fi
 
-slow: build-testing sanitize cross-aarch64 clients ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers and chat templates against their originals, examples that no run had before
+slow: build-testing sanitize cross-aarch64 emulate-amx clients ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers and chat templates against their originals, examples that no run had before
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10

@@ -55,6 +55,9 @@ static bool has_avx512_bf16(void) { return has_avx512() && all(cpuid(7, 1).a, 1u
 
 /* Linux hands out the tile registers on request, for the whole process and its later threads. */
 static bool has_amx(void) {
+#if defined(TE_EMULATE_AMX)
+    return has_avx512_bf16();
+#else
     const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24, amx_int8 = 1u << 25;
     if (!has_avx512_bf16() || !all(cpuid(7, 0).d, amx_bf16 | amx_tile | amx_int8)) return false;
     if (!saved(3u << 17)) return false; /* tile configuration, tile data */
@@ -63,6 +66,7 @@ static bool has_amx(void) {
     return syscall(SYS_arch_prctl, arch_request_permission, tile_data) == 0;
 #else
     return false;
+#endif
 #endif
 }
 #endif
