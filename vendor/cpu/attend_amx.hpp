@@ -75,17 +75,14 @@ struct attend_amx {
         }
     }
 
-    // 2^z to 3e-6, 0 below -126. |r| <= 1/2.
+    // 2^z to 3e-6, and 1 of 0; 0 of minus infinity, whose rest is 0. scalef takes the whole part of z.
     static __m512 exp2(__m512 z) {
-        const __mmask16 some = _mm512_cmp_ps_mask(z, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); // a NaN stays one
-        const __m512 n = _mm512_roundscale_ps(z, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-                     r = _mm512_sub_ps(z, n);
-        __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.00133335581f), r, _mm512_set1_ps(0.00961812911f));
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0555041087f));
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.240226507f));
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693147181f));
+        const __m512 r = _mm512_reduce_ps(z, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+        __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0134266912f), r, _mm512_set1_ps(0.0522424700f));
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.241280213f));
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693044841f));
         p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-        return _mm512_maskz_scalef_ps(some, p, n);
+        return _mm512_scalef_ps(p, z);
     }
 
     // Scores of 16 queries and positions 32 * begin .. 32 * end - 1, in blocks of which these queries have the tiles 0 and 2,
