@@ -340,10 +340,7 @@ void pi_attention_next(te_team *team, int32_t l) {
 }
 
 void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
-    enum {
-        WORTH_SHARING = 8192, /* scores per member, from which on the slowest of fixed shares costs more */
-        FETCH = 128 << 10     /* bytes of the output's rows by members that have no piece of a short context */
-    };
+    enum { WORTH_SHARING = 8192 }; /* scores per member, from which on the slowest of fixed shares costs more */
     const pi_chunk *c = &s->chunk;
     const te_gemm_kernels *g = &s->model->kernels->gemm;
     const pi_attention *block = pi_attention_of(&s->model->layer[l]);
@@ -370,7 +367,6 @@ void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
         lo = te_counter_take(team, counter, 1);
         hi = n_pieces;
     }
-    const bool waits = c->decode && lo >= hi;
     bool open = false, joined = true;
     for (int32_t end = c->n_tok; end > from;) {
         const query_run r = run_before(s, block, end, from);
@@ -397,7 +393,6 @@ void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
         end = r.t;
     }
     if (open) g->end();
-    if (waits) te_op_linear_fetch(team, &block->o, FETCH);
     if (joined) return;
     te_barrier(team);
     int32_t turn = 0;

@@ -204,6 +204,7 @@ static void run(pi_block_run *r) {
                         {.w = w->v, .bias = w->v_b, .y = s->v, .ldy = n_kv},
                         {.w = w->gate, .y = s->head_gates, .ldy = n_att}};
     const int32_t n_products = w->borrows ? 1 : w->v.w ? 3 : 2; /* a gate only beside q, k and v */
+    if (s->chunk.decode) te_op_linear_ahead(team, &(const te_mat *){&w->o}, 1, PI_AHEAD);
     if (n_products > 1) pi_linear(s, team, qkv + 1, n_products - 1, in, n, 0, r->from);
     for (int32_t k = 0; k < 4; k++) qkv[k].y += qkv[k].ldy * from;
     pi_linear(s, team, qkv, w->gate.w ? 4 : n_products, in + n * from, n, r->from, s->chunk.n_tok - r->from);
@@ -222,6 +223,7 @@ static void run(pi_block_run *r) {
         }
         te_barrier(team);
     }
+    pi_ahead(r);
     const te_linear out = {.w = w->o, .bias = w->o_b, .y = r->y + n * from, .ldy = n, .add = true};
     pi_linear(s, team, &out, 1, s->att + n_att * from, n_att, r->from, s->chunk.n_tok - r->from);
     pi_adapt_chunk(s, team, r->layer, PI_ADAPT_O, s->att, n_att, r->y, n);

@@ -176,6 +176,7 @@ static void run(pi_block_run *r) {
             .n = n * w->n_used, .expert = s->routes.expert + first, .weight = s->routes.weight + first};
         const size_t at = (size_t)t0 * (size_t)s->model->info.n_embd;
         const float *h = pi_block_input(r) + at, *in = w->on_input ? weigh_input(r, h, t0, n) : h;
+        pi_ahead(r);
         (i == 0 ? pi_experts_gemm : pi_experts_rows)(s, r->team, r->block, r->l, &routes, in, r->y + at, n, true);
         if (w->own_post_norm.w) pi_experts_norm(s, r->team, &w->own_post_norm, r->y + at, n);
         if (w->shared_up.w)

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "experts.h"
+
 void pi_norm_row(const pi_model *m, const pi_norm *w, const float *x, float *y) {
     if (!w->w)
         memcpy(y, x, sizeof *y * (size_t)m->info.n_embd);
@@ -48,6 +50,50 @@ void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t 
         some[i].way = TE_BY_ROWS;
     }
     te_op_linear(team, s->ws, some, n_products, x + ldx * (size_t)n_prefill, ldx, n - n_prefill);
+}
+
+/* The gates of the experts that the only token's router has chosen, in the order in which they are read. */
+static void experts_ahead(const pi_session *s, te_team *team, const pi_experts *w) {
+    te_mat gate[TE_MOST_SPANS];
+    int32_t n = 0;
+    for (int32_t last = -1; n < TE_MOST_SPANS && n < w->n_used; n++) {
+        int32_t next = w->n_expert;
+        for (int32_t i = 0; i < w->n_used; i++) {
+            const int32_t e = s->routes.expert[i];
+            if (e > last && e < next) next = e;
+        }
+        gate[n] = pi_experts_gate(w, next);
+        last = next;
+    }
+    te_op_experts_ahead(team, gate, n, PI_AHEAD);
+}
+
+void pi_ahead(const pi_block_run *r) {
+    const pi_session *s = r->s;
+    const pi_model *m = s->model;
+    const pi_layer *layer = r->layer;
+    if (!s->chunk.decode) return;
+    te_ahead_begin(r->team);
+    if (s->hybrid) return; /* which has ways of its own to look ahead */
+    const pi_block *next = r->block + 1;
+    if (next == layer->block + layer->n_blocks) {
+        if (r->l + 1 == m->info.n_layer) {
+            te_op_linear_ahead(r->team, &(const te_mat *){&m->output}, 1, PI_AHEAD);
+            return;
+        }
+        next = m->layer[r->l + 1].block;
+    }
+    if (next->kind == &pi_attention_kind) {
+        const pi_attention *w = &next->attention;
+        const te_mat *qkv[] = {&w->q, &w->k, &w->v};
+        te_op_linear_ahead(r->team, qkv, w->borrows ? 1 : w->v.w ? 3 : 2, PI_AHEAD);
+    } else if (next->kind == &pi_experts_kind) {
+        const pi_experts *w = &next->experts;
+        if (!w->early)
+            te_op_linear_ahead(r->team, &(const te_mat *){&w->router}, 1, PI_AHEAD);
+        else if (w->down_t.w && s->chunk.n_tok == 1)
+            experts_ahead(s, r->team, w);
+    }
 }
 
 void pi_tap_rows(const pi_session *s, const te_team *team, const float *rows, int32_t n, float *tap) {

@@ -17,6 +17,13 @@ void pi_make_input(const pi_block_run *r, int32_t from);
 void pi_linear(pi_session *s, te_team *team, const te_linear *products, int32_t n_products, const float *x, size_t ldx,
                int32_t t0, int32_t n);
 
+/* Bytes that a member fetches while it waits for others: what a short wait allows, and what the second cache keeps beside the
+ * rows that are read before them. */
+enum { PI_AHEAD = 128 << 10 };
+/* What members read first in the block behind this one, or of the head, is fetched by those who wait for others from now on; for
+ * generated tokens. To be called before the block's last operation. */
+void pi_ahead(const pi_block_run *r);
+
 /* Adds an adapter's part of a product, whose own part is already in y, or not at all. x: n_tok rows, ldx floats apart; y
  * the same; way: as te_linear's. Begins and ends with a barrier; d NULL or without matrices: does nothing. */
 void pi_adapt(pi_session *s, te_team *team, const pi_adapter *d, const float *x, size_t ldx, int32_t n_tok, te_way way,

@@ -7,6 +7,7 @@
  * not order.
  */
 #define _GNU_SOURCE
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,6 +136,38 @@ static void stress_deals(int32_t n_runs) {
         }
         te_pool_free(pool);
     }
+}
+
+/* ---- what is fetched in waits ---- */
+
+static void ahead_task(void *ctx, te_team *team) {
+    static const char rows[3000];
+    _Atomic bool *comes = ctx;
+    const te_spans *a = &team->ahead;
+    if (team->ith == 0) {
+        while (!atomic_load(comes)) sleep_us(100);
+        sleep_us(20000); /* the other one is at the barrier by now */
+    }
+    if (team->ith == 1) {
+        te_ahead_begin(team);
+        te_ahead_add(team, rows, 0);
+        for (int i = 0; i < TE_MOST_SPANS + 1; i++) te_ahead_add(team, rows + i, 500);
+        CHECK(a->n == TE_MOST_SPANS && a->at == 0, "%d spans", a->n);
+        atomic_store(comes, true);
+    }
+    te_barrier(team);
+    CHECK(a->at == a->n, "member %d fetched %d of %d spans", team->ith, a->at, a->n);
+    for (int i = 0; i < a->n; i++)
+        CHECK(a->span[i].n_bytes == 0 && a->span[i].first == rows + i + 512, "span %d: %zu bytes are left", i,
+              a->span[i].n_bytes);
+}
+
+static void check_ahead(void) {
+    te_pool *pool;
+    CHECK(te_pool_new(2, &pool) == TE_OK, "%s", te_last_error());
+    _Atomic bool comes = false;
+    te_pool_run(pool, ahead_task, &comes);
+    te_pool_free(pool);
 }
 
 /* Nobody waits for the work of a member that is away: the others do it. */
@@ -326,6 +359,7 @@ int main(int argc, char **argv) {
     stress_one_pool(rounds);
     stress_deals(rounds);
     check_help();
+    check_ahead();
     stress_many_pools(rounds);
     check_fork();
     check_late_member();

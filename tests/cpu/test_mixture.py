@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -228,6 +229,62 @@ def test_a_token_s_bits_do_not_depend_on_others(kind: str, act: int, by_neuron: 
                 team, Mixture((routes[t],), (kind,) * 3, act=act, by_neuron=by_neuron), skip=act == RELU
             )
             assert np.array_equal(alone[0], y[t])
+
+
+@pytest.mark.parametrize("act", [RELU, SILU])
+@pytest.mark.parametrize("kind", ["F16", "Q4_0"])
+def test_one_token_of_experts_in_many_parts(kind: str, act: int) -> None:
+    """Down by neuron: hidden values in parts; the bits are those of two tokens, which are cut otherwise."""
+    route = (0, 5, 3)
+    for n_threads in (1, 2, 5):
+        shape: dict[str, Any] = {"n_ff": 301, "cols": 1536, "act": act, "by_neuron": True, "biases": True}
+        one, two = Mixture((route,), (kind,) * 3, **shape), Mixture((route,) * 2, (kind,) * 3, **shape)
+        with team_of(TABLES[BEST], n_threads, two) as team:
+            alone, counts = run(team, one, skip=act == RELU)
+            pair, of_two = run(team, two, skip=act == RELU)
+        assert np.array_equal(alone[0], pair[0]) and np.array_equal(pair[0], pair[1])
+        assert counts["rows"] == of_two["rows"] and 2 * counts["fired"] == of_two["fired"]
+
+
+def spans(team: Team, call: Callable[[Any], None]) -> list[list[tuple[int, int]]]:
+    """What each member would fetch: addresses and bytes."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(team.n_threads)]
+
+    def body(t: Any, _: Any) -> None:
+        call(t)
+        some = t.ahead.span[0 : t.ahead.n]
+        found[t.ith] = [(int(ffi.cast("uintptr_t", s.first)), s.n_bytes) for s in some]
+
+    team.run(body)
+    return found
+
+
+def test_what_is_fetched_ahead_is_what_a_member_reads_first() -> None:
+    m = Mixture(((0, 3),), ("F16",) * 3, by_neuron=True, n_ff=100)
+    mats = [m.matrix(0, e)[0] for e in (0, 3)]
+    starts = [int(ffi.cast("uintptr_t", mat.w)) for mat in mats]
+    stride = mats[0].stride
+    gates = ffi.new("te_mat[]", mats)
+    lists = ffi.new("te_mat *[]", [gates, gates + 1])
+    with team_of(TABLES[BEST], 3, m) as team:
+        experts = spans(team, lambda t: lib.te_op_experts_ahead(t, gates, 2, 1 << 20))
+        little = spans(team, lambda t: lib.te_op_experts_ahead(t, gates, 2, 35 * stride))
+        linear = spans(team, lambda t: lib.te_op_linear_ahead(t, lists, 2, 1 << 20))
+        some = spans(team, lambda t: lib.te_op_linear_ahead(t, lists, 2, 100))
+    # Of each expert a third of its neurons.
+    bounds = [0, 33, 66, 100]
+    for i, (own, less) in enumerate(zip(experts, little, strict=True)):
+        n = bounds[i + 1] - bounds[i]
+        assert own == [(start + bounds[i] * stride, n * stride) for start in starts]
+        assert less == [own[0], (own[1][0], (35 - n) * stride)]
+    # Of the sequence of both matrices' rows a third, in units of four: the second has some of both.
+    assert linear == [
+        [(starts[0], 64 * stride)],
+        [(starts[0] + 64 * stride, 36 * stride), (starts[1], 32 * stride)],
+        [(starts[1] + 32 * stride, 68 * stride)],
+    ]
+    assert some == [[(own[0][0], 100)] for own in linear]
+    m.keep.clear()
 
 
 @pytest.mark.parametrize("by_neuron", [False, True])

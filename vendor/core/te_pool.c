@@ -136,12 +136,37 @@ static void word_sleep(te_word *w, uint32_t old) {
     atomic_fetch_sub_explicit(&w->sleepers, 1, memory_order_relaxed);
 }
 
-static void word_await(te_word *w, uint32_t old, int32_t n_logical) {
+/* One turn of a spin loop, in which a few lines of what comes next are fetched; more would keep a member from seeing that
+ * its wait is over. */
+static void relax(te_team *team) {
+    enum { LINE = 64, LINES = 4 };
+    te_spans *a = &team->ahead;
+    if (a->at == a->n) {
+        te_os_relax();
+        return;
+    }
+    const char *first = a->span[a->at].first;
+    size_t left = a->span[a->at].n_bytes;
+    for (int i = 0; i < LINES && left > 0; i++) {
+        __builtin_prefetch(first, 0, 2);
+        first += LINE;
+        left -= left < LINE ? left : LINE;
+    }
+    a->span[a->at].first = first;
+    a->span[a->at].n_bytes = left;
+    a->at += left == 0;
+}
+
+/* team: whose member waits, or NULL between runs. */
+static void word_await(te_word *w, uint32_t old, int32_t n_logical, te_team *team) {
     int64_t deadline = 0;
     for (;;) {
         for (int i = 0; i < RELAX_PER_CLOCK; i++) {
             if (atomic_load_explicit(&w->value, memory_order_acquire) != old) return;
-            te_os_relax();
+            if (team)
+                relax(team);
+            else
+                te_os_relax();
         }
         const int64_t now = te_os_now_ns();
         if (deadline == 0) deadline = now + spin_ns(n_logical);
@@ -158,7 +183,7 @@ void te_barrier(te_team *team) {
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed); /* ordered before the next arrivals by the phase */
         word_change(&p->phase, sense + 1);
     } else {
-        word_await(&p->phase, sense, p->n_logical);
+        word_await(&p->phase, sense, p->n_logical, team);
     }
 }
 
@@ -226,7 +251,7 @@ static taken take_any(const te_team *team, te_work *d) {
     return best;
 }
 
-bool te_work_next(const te_team *team, te_work *d) {
+bool te_work_next(te_team *team, te_work *d) {
     const bool finished = d->chain >= 0; /* a part of this queue, which others may now go on from */
     if (d->ordered && finished)
         atomic_store_explicit(&team->pool->members[d->chain].chain.state,
@@ -239,7 +264,7 @@ bool te_work_next(const te_team *team, te_work *d) {
         const int64_t now = te_os_now_ns();
         if (deadline == 0) deadline = now + spin_ns(team->pool->n_logical);
         if (now >= deadline) return false;
-        for (int i = 0; i < RELAX_PER_LOOK; i++) te_os_relax();
+        for (int i = 0; i < RELAX_PER_LOOK; i++) relax(team);
     }
 }
 
@@ -279,7 +304,7 @@ static void member_main(void *arg) {
     te_member *m = arg;
     te_pool *p = m->pool;
     for (;;) {
-        word_await(&p->generation, m->generation, p->n_logical);
+        word_await(&p->generation, m->generation, p->n_logical, NULL);
         const uint32_t park = atomic_load_explicit(&p->park.value, memory_order_acquire);
         if (atomic_load(&p->stop)) return;
         if (m->ith < atomic_load_explicit(&p->n_live, memory_order_relaxed)) {

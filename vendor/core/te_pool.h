@@ -21,12 +21,23 @@ extern "C" {
 
 typedef struct te_pool te_pool;
 
+/* What a member is likely to read soon (te_ahead_add). */
+enum { TE_MOST_SPANS = 4 };
+typedef struct te_spans {
+    int32_t n, at; /* spans before `at` have been fetched */
+    struct {
+        const char *first;
+        size_t n_bytes;
+    } span[TE_MOST_SPANS];
+} te_spans;
+
 typedef struct te_team {
     te_pool *pool;
     int32_t ith;       /* 0..nth-1 */
     int32_t nth;       /* members of this run: the pool's, or fewer while other programs keep their CPUs from them */
     uint32_t sense;    /* of the next barrier; private to te_pool */
     uint32_t n_queues; /* begun in this run; private to te_pool */
+    te_spans ahead;
     uint32_t turn; /* 0 when a run begins; for operations that use buffers in turn: changed only behind a barrier, so
                         * that what was read in a turn is free again in the next but one */
 } te_team;
@@ -43,6 +54,18 @@ int32_t te_pool_n_threads(const te_pool *p);
  * runs have fewer of them, and later more again. Results must therefore not depend on team->nth: outputs that do not
  * overlap may be shared out by it, sums are cut by te_pool_n_threads. */
 void te_pool_run(te_pool *p, te_task *task, void *ctx);
+
+/* What this member is likely to read soon: while it waits for others, at barriers and for parts of a work queue, it fetches
+ * that into its cache, in the order in which it was added. Memory has time then. begin: nothing more from now on. That is to be
+ * called before the operation in front of the one that reads what is added, so that nothing is fetched behind it once more. add:
+ * what is more than TE_MOST_SPANS is left out. */
+static inline void te_ahead_begin(te_team *team) { team->ahead.n = team->ahead.at = 0; }
+static inline void te_ahead_add(te_team *team, const void *first, size_t n_bytes) {
+    te_spans *a = &team->ahead;
+    if (n_bytes == 0 || a->n == TE_MOST_SPANS) return;
+    a->span[a->n].first = (const char *)first;
+    a->span[a->n++].n_bytes = n_bytes;
+}
 
 /* All members arrive before any leaves; what was written before is visible after. */
 void te_barrier(te_team *team);
@@ -85,7 +108,7 @@ typedef struct te_work {
     bool ordered;
 } te_work;
 void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */
-bool te_work_next(const te_team *team, te_work *d);
+bool te_work_next(te_team *team, te_work *d);
 
 /* The part's share of n items in units of `unit`: a chain is a run of items, its parts follow each other. */
 static inline void te_work_share(const te_work *d, int64_t n, int64_t unit, int64_t *lo, int64_t *hi) {

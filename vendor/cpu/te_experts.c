@@ -4,47 +4,20 @@
  *     the rows of all experts' downs are another; a barrier
  *     members share the columns of the sums over a token's routes
  *
- * Down stored by neuron: members share the neurons of each expert by their number, so that the order of a token's sum does
- * not depend on which other experts are wanted, and add up rows of down as they go.
+ * Down stored by neuron, and neurons that may be left out: te_experts_neurons.c.
  *
  * Prompts: a task is an expert with some of its tokens, all three products of it, so that members meet only at the end. */
-#include "te_experts.h"
+#include "te_experts_run.h"
 
 #include <string.h>
 
-#include "te_pass.h"
-
 enum { UNIT = 16 }; /* rows: members' outputs don't share cache lines */
-
-typedef struct run {
-    te_team *team;
-    te_workspace *ws;
-    te_member *me;
-    const te_mixture *m;
-    te_ffn_counts *counts;
-} run;
-
-static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
-
-static void count_rows(const run *r, const te_mat *m, int32_t n) {
-    r->counts->rows += n;
-    r->counts->bytes += (int64_t)te_row_bytes(m->type, m->cols) * n;
-}
-
-static void add_bias(const float *b, int32_t n, float *y) {
-    for (int32_t i = 0; b && i < n; i++) y[i] += b[i];
-}
-
-/* Ungated neurons cannot: their only product before down's is up's. */
-static bool silences(const te_mixture *m) {
-    return m->skip && te_is_relu(m->act) && m->n_experts && m->expert[0].gate.w;
-}
 
 /* The matrix whose rows are read first. */
 static const te_mat *first_mat(const te_expert *e) { return e->gate.w ? &e->gate : &e->up; }
 
 /* Hidden values of n neurons of a token, from what their rows' products are. g NULL: they have no gate. */
-static void open_neurons(const run *r, const float *g, const float *u, int32_t n, float *h) {
+static void open_neurons(const te_experts_run *r, const float *g, const float *u, int32_t n, float *h) {
     const te_mixture *m = r->m;
     const float least = m->act == TE_RELU ? m->threshold : 0;
     int32_t fired = 0, open = 0;
@@ -52,18 +25,11 @@ static void open_neurons(const run *r, const float *g, const float *u, int32_t n
     r->ws->k->glu(m->act, m->threshold, g, u, n, h);
     for (int32_t i = 0; i < n; i++) fired += h[i] != 0;
     r->counts->listed += n;
-    r->counts->computed += silences(m) ? open : n;
+    r->counts->computed += te_silences(m) ? open : n;
     r->counts->fired += fired;
 }
 
 /* ---- generated tokens ---- */
-
-/* Packed inputs are member 0's, which all read. */
-static const char *inputs(const run *r, int32_t which, int32_t t) { return te_act(r->ws, &r->ws->member[0], which, t); }
-
-static te_ffn operator_of(const te_mixture *m, const te_expert *e) {
-    return (te_ffn){.gate = e->gate, .up = e->up, .down = e->down_t, .act = m->act, .threshold = m->threshold};
-}
 
 void te_op_experts_pack(const te_team *team, te_workspace *ws, const te_mat *gate, const te_mat *up, const float *x,
                         size_t ldx, int32_t n_tok) {
@@ -73,21 +39,9 @@ void te_op_experts_pack(const te_team *team, te_workspace *ws, const te_mat *gat
     for (int32_t t = team->nth - 1 - team->ith; t < n_tok; t += team->nth) te_op_ffn_pack_token(ws, &f, &io, t);
 }
 
-/* The tokens of an expert, a bit for each. */
-static uint32_t tokens_of(const te_mixture *m, const te_expert *e) {
-    uint32_t bits = 0;
-    for (int32_t i = 0; i < e->n; i++) bits |= 1u << m->token[e->first + i];
-    return bits;
-}
-
-/* Rows that come next: while the last ones are worked on, the first of these are fetched. */
-static te_ahead next_rows(const te_mat *m, int32_t row) {
-    const int32_t n = (int32_t)(8192 / (m->stride + 1)) + 2;
-    return (te_ahead){m, {NULL, row, smaller(n, m->n_rows - row)}};
-}
-
 /* The products of rows lo..hi-1 with one packed vector: one stream, which ends in the next one's beginning. */
-static void stream(const run *r, const te_mat *m, int32_t lo, int32_t hi, te_ahead next, const void *act, float *y) {
+static void stream(const te_experts_run *r, const te_mat *m, int32_t lo, int32_t hi, te_ahead next, const void *act,
+                   float *y) {
     const te_row_kernels *k = te_rows_of(r->ws, m);
     const int32_t end = hi - lo > next.rows.n ? hi - next.rows.n : lo;
     const te_ahead none = {0};
@@ -96,181 +50,44 @@ static void stream(const run *r, const te_mat *m, int32_t lo, int32_t hi, te_ahe
 }
 
 /* Neurons j0..j1-1 of an expert, none of them left out. next: the rows that this member reads after them. */
-static void whole_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, te_ahead next) {
+static void whole_neurons(const te_experts_run *r, const te_expert *e, int32_t j0, int32_t j1, te_ahead next) {
     const te_mixture *m = r->m;
     const size_t n_ff = (size_t)e->up.n_rows, room = r->ws->sum_stride, stride = r->ws->act_stride;
-    const te_ffn f = operator_of(m, e);
+    const te_ffn f = te_operator_of(m, e);
     const int32_t up_act = te_pass_up_act(r->ws, &f);
     const bool gated = e->gate.w != NULL;
     float *g = r->me->sums[0], *u = r->me->sums[1];
-    const uint32_t tokens = tokens_of(m, e);
+    const uint32_t tokens = te_tokens_of(m, e);
     uint32_t bits[256];
     enum { MOST = sizeof bits / sizeof *bits };
     for (int32_t j = j0, n; j < j1; j += n) {
-        n = smaller(j1 - j, smaller((int32_t)room, e->n == 1 ? INT32_MAX : MOST));
-        const te_ahead after = j + n < j1 ? next_rows(first_mat(e), j + n) : next;
+        n = te_smaller(j1 - j, te_smaller((int32_t)room, e->n == 1 ? INT32_MAX : MOST));
+        const te_ahead after = j + n < j1 ? te_next_rows(first_mat(e), j + n) : next;
         if (e->n == 1) {
             const int32_t t = m->token[e->first];
-            if (gated) stream(r, &e->gate, j, j + n, next_rows(&e->up, j), inputs(r, 0, t), g);
-            stream(r, &e->up, j, j + n, after, inputs(r, up_act, t), u);
+            if (gated) stream(r, &e->gate, j, j + n, te_next_rows(&e->up, j), te_experts_input(r, 0, t), g);
+            stream(r, &e->up, j, j + n, after, te_experts_input(r, up_act, t), u);
         } else {
             for (int32_t i = 0; i < n; i++) bits[i] = tokens;
             const te_tokens who = {bits, m->n_tok};
             const te_rows rows = {NULL, j, n};
             if (gated)
                 te_rows_of(r->ws, &e->gate)
-                    ->dot_batch(&e->gate, rows, (te_ahead){&e->up, rows}, who, inputs(r, 0, 0), stride, g, room);
-            te_rows_of(r->ws, &e->up)->dot_batch(&e->up, rows, after, who, inputs(r, up_act, 0), stride, u, room);
+                    ->dot_batch(&e->gate, rows, (te_ahead){&e->up, rows}, who, te_experts_input(r, 0, 0), stride, g,
+                                room);
+            te_rows_of(r->ws, &e->up)
+                ->dot_batch(&e->up, rows, after, who, te_experts_input(r, up_act, 0), stride, u, room);
         }
         for (int32_t i = 0; i < e->n; i++) {
             const size_t p = (size_t)e->first + (size_t)i, at = e->n == 1 ? 0 : room * (size_t)m->token[p];
-            if (e->gate_b) add_bias(e->gate_b + j, n, g + at);
-            if (e->up_b) add_bias(e->up_b + j, n, u + at);
+            if (e->gate_b) te_add_bias(e->gate_b + j, n, g + at);
+            if (e->up_b) te_add_bias(e->up_b + j, n, u + at);
             open_neurons(r, gated ? g + at : NULL, u + at, n, m->hidden + n_ff * p + j);
         }
     }
-    if (gated) count_rows(r, &e->gate, j1 - j0);
-    count_rows(r, &e->up, j1 - j0);
+    if (gated) te_count_rows(r, &e->gate, j1 - j0);
+    te_count_rows(r, &e->up, j1 - j0);
 }
-
-/* Some neurons of an expert for its only token, in a list that becomes shorter: those that its gate lets through, with what
- * their gates' products are, then those with a hidden value that is not 0, with this. */
-enum { NEURONS = 512 };
-typedef struct of_one {
-    const run *r;
-    const te_expert *e;
-    int32_t j0, n; /* from where on, and how many in the beginning */
-    int32_t n_listed, id[NEURONS];
-    float g[NEURONS], u[NEURONS];
-} of_one;
-
-/* Where the rows of one stage end, those of the next begin to be fetched: so many rows before. */
-static int32_t before_end(const te_mat *m, int32_t n) {
-    const int32_t last = next_rows(m, 0).rows.n;
-    return n > last ? n - last : 0;
-}
-
-/* Entries first..end-1 of the list; the whole list is a run of rows, which is faster to read. */
-static te_rows listed(const of_one *o, bool all, int32_t first, int32_t end) {
-    if (all) return (te_rows){NULL, o->j0 + first, end - first};
-    return (te_rows){o->id + first, 0, end - first};
-}
-
-/* The gates of neurons first..end-1; those that are let through are put into the list. */
-static void open_gates(of_one *o, int32_t first, int32_t end, te_ahead ahead, const void *act) {
-    const te_expert *e = o->e;
-    const te_mixture *m = o->r->m;
-    const bool skip = silences(m);
-    const float least = m->act == TE_RELU ? m->threshold : 0;
-    float *g = o->g;
-    if (first < end) te_rows_of(o->r->ws, &e->gate)->dot(&e->gate, listed(o, true, first, end), ahead, act, g + first);
-    if (e->gate_b) add_bias(e->gate_b + o->j0 + first, end - first, g + first);
-    for (int32_t i = first; i < end; i++) {
-        o->id[o->n_listed] = o->j0 + i;
-        g[o->n_listed] = g[i];
-        o->n_listed += !skip || (g[i] > least && g[i] != 0);
-    }
-}
-
-/* The hidden values of the list's entries first..end-1, of which *fired stay in it. hidden: where all go, or NULL. */
-static void open_ups(of_one *o, bool all, int32_t first, int32_t end, te_ahead ahead, const void *act, float *hidden,
-                     int32_t *fired) {
-    const te_expert *e = o->e;
-    const run *r = o->r;
-    const te_mixture *m = r->m;
-    const bool skip = silences(m);
-    const float weight = m->weight[e->first];
-    float *u = o->u;
-    if (first < end) te_rows_of(r->ws, &e->up)->dot(&e->up, listed(o, all, first, end), ahead, act, u + first);
-    for (int32_t i = first; e->up_b && i < end; i++) u[i] += e->up_b[o->id[i]];
-    r->ws->k->glu(m->act, m->threshold, o->g + first, u + first, end - first, u + first);
-    for (int32_t i = first; i < end; i++) {
-        if (hidden) hidden[o->id[i]] = u[i];
-        r->counts->fired += u[i] != 0;
-        o->id[*fired] = o->id[i];
-        u[*fired] = weight * u[i];
-        *fired += !skip || u[i] != 0;
-    }
-}
-
-/* Neurons j0..j1-1 of an expert for its only token; silent ones are left out where they may be. All gates come first, then
- * all ups and, with sums, all downs that are wanted: longer streams than a few rows of each in turn. While the last rows of
- * each are worked on, the first of the next are fetched. next: the rows that this member reads after these neurons. */
-static void neurons_of_one(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums, te_ahead next) {
-    const te_mixture *m = r->m;
-    const te_ffn f = operator_of(m, e);
-    const te_ahead none = {0};
-    const int32_t t = m->token[e->first];
-    const void *act = inputs(r, 0, t), *up_act = inputs(r, te_pass_up_act(r->ws, &f), t);
-    float *hidden = sums ? NULL : m->hidden + (size_t)e->up.n_rows * (size_t)e->first;
-    of_one o;
-    o.r = r;
-    o.e = e;
-    for (int32_t j = j0; j < j1; j += o.n) {
-        o.j0 = j;
-        o.n = smaller(j1 - j, NEURONS);
-        o.n_listed = 0;
-        const te_ahead after = j + o.n < j1 ? next_rows(&e->gate, j + o.n) : next;
-        int32_t end = before_end(&e->gate, o.n), fired = 0;
-        open_gates(&o, 0, end, none, act);
-        open_gates(&o, end, o.n, (te_ahead){&e->up, {o.id, 0, o.n_listed}}, act);
-        const int32_t open = o.n_listed;
-        const bool all = open == o.n;
-        end = before_end(&e->up, open);
-        if (hidden && !all) memset(hidden + j, 0, (size_t)o.n * sizeof *hidden);
-        open_ups(&o, all, 0, end, none, up_act, hidden, &fired);
-        open_ups(&o, all, end, open, sums ? (te_ahead){&e->down_t, {o.id, 0, fired}} : after, up_act, hidden, &fired);
-        count_rows(r, &e->gate, o.n);
-        count_rows(r, &e->up, open);
-        r->counts->listed += o.n;
-        r->counts->computed += open;
-        if (!sums) continue;
-        const te_row_kernels *k = te_rows_of(r->ws, &e->down_t);
-        float *to = sums + r->ws->sum_stride * (size_t)t;
-        end = before_end(&e->down_t, fired);
-        if (end) k->axpy(&e->down_t, listed(&o, fired == o.n, 0, end), none, o.u, to);
-        if (fired > end) k->axpy(&e->down_t, listed(&o, fired == o.n, end, fired), after, o.u + end, to);
-        count_rows(r, &e->down_t, fired);
-    }
-}
-
-/* The same by the stages of te_pass.h, for several tokens. sums: of down's rows, or NULL. */
-static void staged_neurons(const run *r, const te_expert *e, int32_t j0, int32_t j1, float *sums, te_ahead next) {
-    const te_mixture *m = r->m;
-    const te_ffn f = operator_of(m, e);
-    const te_ffn_io io = {.gate_add = e->gate_b, .up_add = e->up_b};
-    float *hidden[TE_WORKSPACE_TOKENS], weight[TE_WORKSPACE_TOKENS];
-    if (e->n == 1) {
-        neurons_of_one(r, e, j0, j1, sums, next);
-        return;
-    }
-    for (int32_t p = e->first; p < e->first + e->n; p++) {
-        hidden[m->token[p]] = m->hidden + (size_t)e->up.n_rows * (size_t)p;
-        weight[m->token[p]] = m->weight[p];
-    }
-    te_pass p = {.ws = r->ws,
-                 .f = &f,
-                 .io = &io,
-                 .act = {inputs(r, 0, 0), inputs(r, te_pass_up_act(r->ws, &f), 0)},
-                 .sums = sums,
-                 .weight = weight,
-                 .hidden = sums ? NULL : hidden,
-                 .only = tokens_of(m, e),
-                 .n_tok = m->n_tok,
-                 .skip = silences(m),
-                 .counts = r->counts};
-    te_pass_begin(&p, r->me);
-    te_pass_neurons(&p, (te_rows){NULL, 0, e->up.n_rows}, j0, j1);
-}
-
-/* Into how many parts a member's share of so many bytes is cut: as te_op_linear does. */
-static int32_t parts_of(const te_team *team, size_t n_bytes) {
-    enum { PART_BYTES = 64 << 10, MOST = 8 };
-    const size_t n = n_bytes / (size_t)te_pool_n_threads(team->pool) / PART_BYTES;
-    return n < 1 ? 1 : n > MOST ? MOST : (int32_t)n;
-}
-
-static size_t all_bytes(const te_mat *m) { return m->stride * (size_t)m->n_rows; }
 
 /* The rows lo..hi-1 of expert *i that a run of units begins with, which then has fewer; *i: at first -1. */
 static bool next_expert(int64_t *first, int64_t last, int32_t n_rows, int32_t *i, int32_t *lo, int32_t *hi) {
@@ -279,7 +96,7 @@ static bool next_expert(int64_t *first, int64_t last, int32_t n_rows, int32_t *i
     *i = (int32_t)(*first / each);
     const int64_t end = last - *first < n ? at + last - *first : each;
     *lo = (int32_t)(at * UNIT);
-    *hi = smaller((int32_t)(end * UNIT), n_rows);
+    *hi = te_smaller((int32_t)(end * UNIT), n_rows);
     *first += end - at;
     return true;
 }
@@ -289,12 +106,13 @@ static int64_t units_of(const te_mixture *m, int32_t n_rows) {
 }
 
 /* Hidden values of all routes. */
-static void open_experts(const run *r) {
+static void open_experts(const te_experts_run *r) {
     const te_mixture *m = r->m;
     const te_expert *e0 = &m->expert[0];
     const int32_t n_ff = e0->up.n_rows;
     te_work d;
-    te_work_begin(r->team, &d, parts_of(r->team, (all_bytes(&e0->gate) + all_bytes(&e0->up)) * (size_t)m->n_experts),
+    te_work_begin(r->team, &d,
+                  te_parts_of(r->team, (te_all_bytes(&e0->gate) + te_all_bytes(&e0->up)) * (size_t)m->n_experts),
                   false);
     while (te_work_next(r->team, &d)) {
         int64_t first, last;
@@ -302,17 +120,29 @@ static void open_experts(const run *r) {
         te_work_share(&d, units_of(m, n_ff), 1, &first, &last);
         while (next_expert(&first, last, n_ff, &i, &lo, &hi)) {
             const te_expert *e = &m->expert[i];
-            const te_ahead next = first < last ? next_rows(first_mat(&e[1]), 0) : (te_ahead){0};
-            if (silences(m))
-                staged_neurons(r, e, lo, hi, NULL, next);
+            const te_ahead next = first < last ? te_next_rows(first_mat(&e[1]), 0) : (te_ahead){0};
+            if (te_silences(m))
+                te_experts_neurons(r, e, lo, hi, NULL, next);
             else
                 whole_neurons(r, e, lo, hi, next);
         }
     }
 }
 
+/* The first rows of down that this member is dealt are what it fetches while it waits for hidden values. */
+static void downs_ahead(const te_experts_run *r) {
+    const te_mixture *m = r->m;
+    const int32_t n_rows = m->expert[0].down.n_rows;
+    int64_t first, last;
+    size_t left = 64 << 10;
+    int32_t i, lo, hi;
+    te_share_of(r->team->ith, te_pool_n_threads(r->team->pool), units_of(m, n_rows), 1, &first, &last);
+    te_ahead_begin(r->team);
+    if (next_expert(&first, last, n_rows, &i, &lo, &hi)) te_ahead_rows(r->team, &m->expert[i].down, lo, hi, &left);
+}
+
 /* Outputs of all routes. */
-static void close_experts(const run *r) {
+static void close_experts(const te_experts_run *r) {
     const te_mixture *m = r->m;
     te_workspace *ws = r->ws;
     const te_expert *e0 = &m->expert[0];
@@ -320,7 +150,7 @@ static void close_experts(const run *r) {
     const size_t cols = (size_t)e0->down.n_rows, n_ff = (size_t)e0->down.cols;
     int32_t packed = -1;
     te_work d;
-    te_work_begin(r->team, &d, parts_of(r->team, all_bytes(&e0->down) * (size_t)m->n_experts), false);
+    te_work_begin(r->team, &d, te_parts_of(r->team, te_all_bytes(&e0->down) * (size_t)m->n_experts), false);
     while (te_work_next(r->team, &d)) {
         int64_t first, last;
         int32_t i = -1, lo, hi;
@@ -331,7 +161,7 @@ static void close_experts(const run *r) {
             if (packed != i)
                 te_pack(ws, r->me, 0, &e->down, m->hidden + n_ff * (size_t)e->first, n_ff, e->n, &packed_for);
             packed = i;
-            const te_ahead next = first < last ? next_rows(&e[1].down, 0) : (te_ahead){0};
+            const te_ahead next = first < last ? te_next_rows(&e[1].down, 0) : (te_ahead){0};
             float *y = m->out + cols * (size_t)e->first + lo;
             const void *act = te_act(ws, r->me, 0, 0);
             if (e->n == 1)
@@ -339,7 +169,7 @@ static void close_experts(const run *r) {
             else
                 k->dot_batch(&e->down, (te_rows){NULL, lo, hi - lo}, next, (te_tokens){NULL, e->n}, act, ws->act_stride,
                              y, cols);
-            for (int32_t t = 0; t < e->n && e->down_b; t++) add_bias(e->down_b + lo, hi - lo, y + cols * (size_t)t);
+            for (int32_t t = 0; t < e->n && e->down_b; t++) te_add_bias(e->down_b + lo, hi - lo, y + cols * (size_t)t);
             r->counts->bytes += (int64_t)te_row_bytes(e->down.type, e->down.cols) * (hi - lo);
             if (lo == 0) r->counts->rows += (int64_t)n_ff;
         }
@@ -347,7 +177,7 @@ static void close_experts(const run *r) {
 }
 
 /* The sums over tokens' routes. Members share the columns, or of many tokens those: a row of out is read in one piece. */
-static void sum_routes(const run *r, bool by_token) {
+static void sum_routes(const te_experts_run *r, bool by_token) {
     const te_mixture *m = r->m;
     int64_t lo = 0, hi = m->cols, t0 = 0, t1 = m->n_tok;
     if (by_token)
@@ -376,44 +206,18 @@ static void sum_routes(const run *r, bool by_token) {
     }
 }
 
-/* Down by neuron: all of it at once. */
-static void run_by_neuron(const run *r) {
-    const te_mixture *m = r->m;
-    const te_mat *down = &m->expert[0].down_t;
-    const int32_t n_ff = down->n_rows, n_chains = te_pool_n_threads(r->team->pool);
-    const size_t n_bytes = all_bytes(down) * 3 * (size_t)m->n_experts;
-    const int32_t n_parts = smaller(parts_of(r->team, n_bytes), m->n_experts);
-    te_work d;
-    te_work_begin(r->team, &d, n_parts, true);
-    while (te_work_next(r->team, &d)) {
-        int64_t lo, hi, first, last;
-        if (d.part == 0) te_sums_begin(r->ws, r->team, d.chain, m->n_tok, down->cols);
-        te_share_of(d.chain, n_chains, n_ff, 1, &lo, &hi);
-        te_share_of(d.part, n_parts, m->n_experts, 1, &first, &last);
-        for (int64_t i = first; i < last; i++) {
-            const te_expert *e = &m->expert[i];
-            const te_ahead next = i + 1 < m->n_experts ? next_rows(&e[1].gate, (int32_t)lo) : (te_ahead){0};
-            staged_neurons(r, e, (int32_t)lo, (int32_t)hi, te_sums(r->ws, r->team, d.chain, 0), next);
-        }
-    }
-    te_sums_end(r->team, r->ws, &d, down, m->n_tok, m->y, m->ldy, !m->add, NULL);
-    int64_t lo, hi;
-    te_sums_share(r->team, down->cols, &lo, &hi);
-    for (int32_t i = 0; i < m->n_experts && m->expert[i].down_b; i++)
-        for (int32_t p = m->expert[i].first; p < m->expert[i].first + m->expert[i].n; p++)
-            for (int64_t c = lo; c < hi; c++)
-                m->y[m->ldy * (size_t)m->token[p] + (size_t)c] += m->weight[p] * m->expert[i].down_b[c];
-}
-
 void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts) {
-    const run r = {team, ws, &ws->member[team->ith], m, counts};
+    const te_experts_run r = {team, ws, &ws->member[team->ith], m, counts};
     if (m->n_experts && m->expert[0].down_t.w) {
-        run_by_neuron(&r);
+        te_experts_by_neuron(&r);
         return;
     }
     if (m->n_experts) {
+        const te_spans then = team->ahead;
         open_experts(&r);
+        downs_ahead(&r);
         te_barrier(team);
+        team->ahead = then;
         close_experts(&r);
         te_barrier(team);
     }
@@ -427,7 +231,7 @@ void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_
 static int32_t largest_slice(const te_mixture *m, const te_team *team) {
     enum { EACH = 4, LEAST = 96 };
     const int32_t n = m->n_routes / (EACH * te_pool_n_threads(team->pool));
-    return n < LEAST ? LEAST : smaller((n + UNIT - 1) / UNIT * UNIT, TE_SLICE_TOKENS);
+    return n < LEAST ? LEAST : te_smaller((n + UNIT - 1) / UNIT * UNIT, TE_SLICE_TOKENS);
 }
 
 /* Into how many slices an expert's tokens are cut, and how many a slice has: whole vectors of tokens. */
@@ -438,7 +242,7 @@ static int32_t slices_of(const te_expert *e, int32_t most, int32_t *each) {
 }
 
 /* Packs this member's share of all tokens for gate and up, if slices may take copies of them: a token has several experts. */
-static void pack_tokens(const run *r) {
+static void pack_tokens(const te_experts_run *r) {
     const te_mixture *m = r->m;
     const te_gemm_way way = te_gemm_of(r->ws->k, first_mat(&m->expert[0])->type);
     int64_t t0, t1;
@@ -448,7 +252,8 @@ static void pack_tokens(const run *r) {
 }
 
 /* Packs the input of n routes, unless it is packed so. */
-static void pack_slice(const run *r, const te_gemm_way *way, int32_t first, int32_t n, te_gemm_pack **packed_for) {
+static void pack_slice(const te_experts_run *r, const te_gemm_way *way, int32_t first, int32_t n,
+                       te_gemm_pack **packed_for) {
     const te_mixture *m = r->m;
     if (*packed_for == way->pack) return;
     *packed_for = way->pack;
@@ -469,7 +274,7 @@ static bool hidden_packed(const te_kernels *k, const te_expert *e) {
 }
 
 /* All products of an expert for n of its tokens, as above. */
-static void run_packed(const run *r, const te_expert *e, int32_t first, int32_t n) {
+static void run_packed(const te_experts_run *r, const te_expert *e, int32_t first, int32_t n) {
     const te_mixture *m = r->m;
     const te_gemm_kernels *g = &r->ws->k->gemm;
     const te_gated a = {&e->gate, &e->up, e->gate_b, e->up_b, m->act, m->threshold};
@@ -483,13 +288,13 @@ static void run_packed(const run *r, const te_expert *e, int32_t first, int32_t 
             r->me->gemm);
     g->end();
     r->counts->listed += n_all;
-    r->counts->computed += silences(m) ? n_open : n_all;
+    r->counts->computed += te_silences(m) ? n_open : n_all;
     r->counts->fired += n_fired;
 }
 
 /* All products of an expert for n of its tokens. most: of a slice. Where it can be, a member's hidden values are always at
  * the same place, which stays in its cache. */
-static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n, int32_t most) {
+static void run_slice(const te_experts_run *r, const te_expert *e, int32_t first, int32_t n, int32_t most) {
     const te_mixture *m = r->m;
     const te_kernels *k = r->ws->k;
     if (hidden_packed(k, e)) {
@@ -524,7 +329,7 @@ static void run_slice(const run *r, const te_expert *e, int32_t first, int32_t n
 }
 
 /* Few large experts: members share each product. */
-static void run_together(const run *r) {
+static void run_together(const te_experts_run *r) {
     const te_mixture *m = r->m;
     const size_t n_ff = (size_t)m->expert[0].up.n_rows, cols = (size_t)m->expert[0].up.cols;
     te_team *team = r->team;
@@ -558,14 +363,14 @@ static void run_together(const run *r) {
 
 void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts) {
     enum { EACH = 3 }; /* tasks of a member, at least: else some wait long for the last */
-    const run r = {team, ws, &ws->member[team->ith], m, counts};
+    const te_experts_run r = {team, ws, &ws->member[team->ith], m, counts};
     const int32_t most = largest_slice(m, team);
     int32_t n_tasks = 0, each;
     for (int32_t i = 0; i < m->n_experts; i++) n_tasks += slices_of(&m->expert[i], most, &each);
     for (int32_t i = 0; i < m->n_experts && team->ith == 0; i++) {
         const te_expert *e = &m->expert[i];
-        if (e->gate.w) count_rows(&r, &e->gate, e->gate.n_rows);
-        count_rows(&r, &e->up, e->up.n_rows);
+        if (e->gate.w) te_count_rows(&r, &e->gate, e->gate.n_rows);
+        te_count_rows(&r, &e->up, e->up.n_rows);
         counts->rows += e->up.n_rows;
         counts->bytes += (int64_t)(e->down_t.w ? te_row_bytes(e->down_t.type, e->down_t.cols) * (size_t)e->up.n_rows
                                                : te_row_bytes(e->down.type, e->down.cols) * (size_t)e->up.cols);
@@ -581,7 +386,7 @@ void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te
             int32_t n = slices_of(&m->expert[e], most, &each);
             for (; i >= task + n; n = slices_of(&m->expert[e], most, &each)) task += n, e++;
             const int32_t at = (int32_t)(i - task) * each;
-            run_slice(&r, &m->expert[e], m->expert[e].first + at, smaller(each, m->expert[e].n - at), most);
+            run_slice(&r, &m->expert[e], m->expert[e].first + at, te_smaller(each, m->expert[e].n - at), most);
         }
     }
     te_barrier(team);

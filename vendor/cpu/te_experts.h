@@ -49,6 +49,9 @@ typedef struct te_mixture {
 void te_op_experts_pack(const te_team *team, te_workspace *ws, const te_mat *gate, const te_mat *up, const float *x,
                         size_t ldx, int32_t n_tok);
 void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts);
+/* While this member waits for others, it fetches up to n_bytes of what it will read first in te_op_experts of one token, down by
+ * neuron: the gates of these experts, in their order. */
+void te_op_experts_ahead(te_team *team, const te_mat *gate, int32_t n, size_t n_bytes);
 /* By matrix products, any number of tokens: the same bits however many others are computed with it. The order of the experts
  * does not matter: the largest should come first. Begins behind a barrier, contains some, ends without one. */
 void te_op_experts_gemm(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts);

@@ -338,12 +338,20 @@ static bool are_few(const te_team *team, int64_t n_rows) { return n_rows < 64 * 
 
 static int32_t row_unit(const te_team *team, int64_t n_rows) { return are_few(team, n_rows) ? 4 : 16; }
 
-void te_op_linear_fetch(const te_team *team, const te_mat *w, size_t n_bytes) {
-    int64_t lo, hi;
-    te_share_of(team->ith, te_pool_n_threads(team->pool), w->n_rows, row_unit(team, w->n_rows), &lo, &hi);
-    const char *first = (const char *)w->w + w->stride * (size_t)lo;
-    const size_t own = w->stride * (size_t)(hi - lo);
-    for (size_t i = 0; i < own && i < n_bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
+void te_op_linear_ahead(te_team *team, const te_mat *const *w, int32_t n, size_t n_bytes) {
+    int64_t units = 0, n_rows = 0, lo, hi, first = 0;
+    for (int32_t p = 0; p < n; p++) n_rows += w[p]->n_rows;
+    const int32_t unit = row_unit(team, n_rows);
+    for (int32_t p = 0; p < n; p++) units += (w[p]->n_rows + unit - 1) / unit;
+    te_share_of(team->ith, te_pool_n_threads(team->pool), units, 1, &lo, &hi);
+    te_ahead_begin(team);
+    for (int32_t p = 0; p < n; p++) {
+        const int64_t n_units = (w[p]->n_rows + unit - 1) / unit, u0 = lo > first ? lo - first : 0,
+                      u1 = hi - first < n_units ? hi - first : n_units;
+        first += n_units;
+        const int64_t r0 = u0 * unit, r1 = u1 * unit < w[p]->n_rows ? u1 * unit : w[p]->n_rows;
+        if (r0 < r1) te_ahead_rows(team, w[p], r0, r1, &n_bytes);
+    }
 }
 
 enum { TOKENS = 8 }; /* that row kernels like at a time */

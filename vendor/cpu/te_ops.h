@@ -61,9 +61,9 @@ void te_op_linear(te_team *team, te_workspace *ws, const te_linear *products, in
 void te_op_linear_floats(te_team *team, te_workspace *ws, const te_linear *product, const float *x, size_t ldx,
                          int32_t n_tok);
 
-/* Fetches up to n_bytes of the rows of w that this member will be the first to read in te_op_linear, for one who waits for
- * others before. */
-void te_op_linear_fetch(const te_team *team, const te_mat *w, size_t n_bytes);
+/* While this member waits for others, it fetches up to n_bytes of what it will read first in te_op_linear, of products with
+ * these matrices by row kernels. */
+void te_op_linear_ahead(te_team *team, const te_mat *const *w, int32_t n, size_t n_bytes);
 
 /* y[t*ldy + c] (+)= bias[c] + sum_r h[t*ldh + r] * w[r][c]: a product with a matrix that is stored transposed
  * (ffn_down_t). */

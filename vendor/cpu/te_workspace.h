@@ -92,6 +92,13 @@ void te_pack_together(te_team *team, const te_workspace *ws, te_together *p, int
 /* What was packed for m's format; NULL: nothing was. */
 const void *te_together_of(const te_together *p, const te_workspace *ws, const te_mat *m);
 
+/* Adds rows r0..r1-1 to what the member fetches while it waits, as far as *left bytes reach, of which they then take theirs. */
+static inline void te_ahead_rows(te_team *team, const te_mat *m, int64_t r0, int64_t r1, size_t *left) {
+    const size_t all = m->stride * (size_t)(r1 - r0), n = all < *left ? all : *left;
+    te_ahead_add(team, (const char *)m->w + m->stride * (size_t)r0, n);
+    *left -= n;
+}
+
 /* The sums of a chain for token t. */
 static inline float *te_sums(const te_workspace *ws, const te_team *team, int32_t chain, int32_t t) {
     return ws->member[chain].sums[team->turn & 1] + ws->sum_stride * (size_t)t;
