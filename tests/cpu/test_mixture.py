@@ -234,7 +234,7 @@ def test_a_token_s_bits_do_not_depend_on_others(kind: str, act: int, by_neuron: 
 @pytest.mark.parametrize("act", [RELU, SILU])
 @pytest.mark.parametrize("kind", ["F16", "Q4_0"])
 def test_one_token_of_experts_in_many_parts(kind: str, act: int) -> None:
-    """Down by neuron: hidden values in parts; the bits are those of two tokens, which are cut otherwise."""
+    """Down by neuron, a part to each expert: one token has the bits of two, whose rows are grouped."""
     route = (0, 5, 3)
     for n_threads in (1, 2, 5):
         shape: dict[str, Any] = {"n_ff": 301, "cols": 1536, "act": act, "by_neuron": True, "biases": True}
