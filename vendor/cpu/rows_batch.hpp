@@ -23,7 +23,8 @@ template <class V> struct batch_rows {
         const size_t n = (64u << 10) / (row_bytes + 1);
         return n < 4 ? 4 : n > TILE ? TILE : (int32_t)n;
     }
-    // Where the rows that follow a tile of n are: in the list, or those that the caller names.
+    // Where the rows that follow a tile of n are: in the list, or those that the caller names, or, where rows follow each
+    // other in the matrix, what is next there, since the member's next part begins with it.
     struct following {
         const te_mat *m;
         te_rows rows;
@@ -32,7 +33,8 @@ template <class V> struct batch_rows {
         const uint8_t *of(int32_t i, int32_t n, const uint8_t *own) const {
             const int32_t next = i + n;
             if (next < rows.n) return row_start(m, rows, next);
-            return ahead.m && next - rows.n < ahead.rows.n ? row_start(ahead.m, ahead.rows, next - rows.n) : own;
+            if (ahead.m) return next - rows.n < ahead.rows.n ? row_start(ahead.m, ahead.rows, next - rows.n) : own;
+            return !rows.row && rows.first + next < m->n_rows ? row_start(m, rows, next) : own;
         }
     };
     // The tokens from t0 on that want the row at place i of the list.

@@ -8,7 +8,7 @@
 // One thread of a Zen 5, Q4_0, billions of products a second of 4, 8, 16 and 32 tokens, 4096 columns, weights in memory:
 // eight rows by one token 102, 125, 139 and 143, so 112, 138, 154 and 161; with AVX-VNNI 116, 144, 161 and 169, so 125, 156,
 // 177 and 188. A unit of eight rows and one token takes 6 cycles, of which 5.5 are multiplications (VNNI 5.1 and 5),
-// unpacking 11.
+// unpacking 11. Zen 4: docs/performance/notes.md.
 namespace {
 
 // U: a format's rows in lanes.
@@ -32,10 +32,6 @@ template <class V, class U> struct row_tile {
     using panel = panel_of<ROWS>;
     typedef float sums[PASS][L][ROWS];
 
-    __attribute__((noinline, flatten)) static void unpack(const uint8_t *const *row, size_t at, int n, int g,
-                                                          unpacked &w) {
-        U::unpack(row, at, n, g, w);
-    }
     // The products of a unit of the rows and of T tokens, whose activations begin at x, but for tile_end. start: the
     // tokens' integers.
     template <int T>
@@ -122,9 +118,8 @@ template <class V, class U> struct row_tile {
     // sum += n units times T tokens'; at: of their act. next: where the chunk is of which two rows are fetched beside each
     // unit.
     template <int T>
-    __attribute__((noinline, flatten)) static void units(const unpacked &w, int n, const char *const *who, size_t at,
-                                                         float (*sum)[L][ROWS], const uint8_t *const *next,
-                                                         size_t at_next) {
+    static void units(const unpacked &w, int n, const char *const *who, size_t at, float (*sum)[L][ROWS],
+                      const uint8_t *const *next, size_t at_next) {
         const char *acts[T];
         TE_EACH(T) acts[t] = who[t] + at;
         for (int u = 0; u < n; u++) {
@@ -132,14 +127,15 @@ template <class V, class U> struct row_tile {
             tile<T>(w, u, acts, sum[0][U::lane(u)]);
         }
     }
-    static void dot_panel(const panel &p, int32_t cols, const tokens &who, bool fetch) {
+    // One function: calls for each chunk take 4 %.
+    __attribute__((flatten)) static void dot_panel(const panel &p, int32_t cols, const tokens &who, bool fetch) {
         alignas(64) sums sum;
         unpacked w;
         memset(sum, 0, sizeof sum[0] * (size_t)who.n);
         for (int32_t c = 0; c < cols; c += chunk) {
             const int n = cols - c < chunk ? (cols - c) / 32 : L;
             const size_t at = (size_t)(c / chunk) * U::chunk_bytes, at_act = (size_t)(c / chunk) * sizeof(act);
-            for (int g = 0; g < G; g++) unpack(p.row + g * L, at, n, g, w);
+            for (int g = 0; g < G; g++) U::unpack(p.row + g * L, at, n, g, w);
             for (int t = 0, some; t < who.n; t += some) {
                 const int left = who.n - t; // a tile of one token is slow
                 some = left < ABREAST ? left : left == ABREAST + 1 ? ABREAST - 1 : ABREAST;
