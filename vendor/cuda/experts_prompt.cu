@@ -4,6 +4,7 @@
 #include "experts_wide.cuh"
 #include "launch.h"
 #include "prefill.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 

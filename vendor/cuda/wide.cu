@@ -1,6 +1,7 @@
 // wide.cu - products of 9 to 64 tokens: which kernel, and how columns are shared out.
 #include "prefill.cuh"
 #include "wide.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 

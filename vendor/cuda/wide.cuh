@@ -12,7 +12,6 @@
 
 #include "formats.cuh"
 #include "gemm_mma.cuh"
-#include "wide_place.cuh"
 
 namespace te {
 

@@ -17,6 +17,7 @@
 #include "wide.cuh"
 #include "wide_copies.cuh"
 #include "wide_multiply.cuh"
+#include "wide_place.cuh"
 
 namespace te {
 
@@ -460,7 +461,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
 }
 
 // Shared memory of a kernel: stages of tokens' values and slots of rows, and in the end sums.
-inline size_t group_smem(int tiles, int slot, int across, int deep, int stages) {
+constexpr size_t group_smem(int tiles, int slot, int across, int deep, int stages) {
     const size_t all = (size_t)(stages * WIDE_UNITS * 512 * tiles + across * deep * GROUP_SLOTS * slot),
                  part = sizeof(float) * (size_t)(deep * 8 * tiles * (16 * across + 4));
     return GROUP_HEAD + (all > part ? all : part);
@@ -474,6 +475,10 @@ struct group_kernels {
     void (*run[GROUP_KERNELS])(group_args);
 };
 template <class C> struct group_of {
+    // Of most tokens a stage for each of a group's warps has room.
+    static_assert(group_smem(8, grouped<C>::slot, GROUP_WARPS, 1, 1) <= GROUP_ROOM &&
+                      group_smem(8, grouped<C>::slot, GROUP_WARPS / GROUP_DEEP, GROUP_DEEP, GROUP_DEEP) <= GROUP_ROOM,
+                  "rows of this format leave no room for tokens");
     static constexpr group_kernels kernels = {wide<C>::words,
                                               grouped<C>::slot,
                                               {group_kernel<C, 2>, group_kernel<C, 3>, group_kernel<C, 4>,

@@ -74,7 +74,7 @@ static int stages_of(const te_cuda *d, int tiles, ring_cut c) {
 static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
     ring_cut c = {};
     const int stages = divide_up(cols, RING_COLS), sm = d->info.n_sm;
-    c.splits = (n_rows <= 8 * sm && stages > 1) || (n_rows <= 40 * sm && stages > 48) ? 2 : 1;
+    c.splits = sm > 1 && ((n_rows <= 8 * sm && stages > 1) || (n_rows <= 40 * sm && stages > 48)) ? 2 : 1;
     const int64_t slots = sm / c.splits, turns = divide_up(n_rows, slots * RING_ROWS);
     c.rows = divide_up(divide_up(n_rows, slots * turns), 16) * 16;
     c.stages = stages_of(d, tiles, c);
@@ -89,8 +89,9 @@ static ring_cut transposed_cut(const te_cuda *d, int64_t n_rows, int cols, int t
     int least = 0;
     for (int splits = 1; splits <= 4 && splits <= stages; splits++)
         for (int groups = 1; groups <= RING_GROUPS; groups++) {
-            const int fit = d->info.n_sm * (splits > 2 ? 15 : 16) / 16 / splits,
-                      turns = divide_up(divide_up(n, groups), fit),
+            const int fit = d->info.n_sm * (splits > 2 ? 15 : 16) / 16 / splits; // clusters at once
+            if (fit < 1) continue;                                               // on a small part of a GPU
+            const int turns = divide_up(divide_up(n, groups), fit),
                       cost = turns * (groups * divide_up(stages, splits) + 1); // the stage: its start
             if (least && cost >= least) continue;
             least = cost;

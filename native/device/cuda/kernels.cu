@@ -17,11 +17,21 @@ __device__ __forceinline__ uint32_t number(const uint32_t *base, uint32_t add) {
 __device__ __forceinline__ void store_word(uint64_t *p, uint32_t value, uint32_t ticket) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(pi_word(value, ticket)) : "memory");
 }
+/* Copies words between the device and host memory: four at a time, since only so many requests are on their way. */
 __global__ void begin_kernel(uint32_t *to, const uint32_t *from, size_t n, uint32_t *ticket, uint32_t step) {
     dep_go();
     dep_wait();
-    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (size_t i = at; i < n; i += (size_t)gridDim.x * blockDim.x) to[i] = *(volatile const uint32_t *)(from + i);
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, all = (size_t)gridDim.x * blockDim.x;
+    const size_t fours = ((uintptr_t)to | (uintptr_t)from) % 16 ? 0 : n / 4;
+    for (size_t i = at; i < fours; i += all) {
+        uint4 v;
+        asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(from + 4 * i)
+                     : "memory");
+        *(uint4 *)(to + 4 * i) = v;
+    }
+    for (size_t i = 4 * fours + at; i < n; i += all) to[i] = *(volatile const uint32_t *)(from + i);
     if (at == 0 && ticket) *ticket += step;
 }
 
@@ -126,7 +136,7 @@ __global__ void sign_kernel(te_scores a, int n_rows, uint8_t *bits, size_t ld_bi
 
 te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets) {
     const size_t n = (n_bytes + 3) / 4;
-    int blocks = te::divide_up((int64_t)n, 256);
+    int blocks = te::divide_up((int64_t)n, 4 * 256);
     if (blocks > 64) blocks = 64;
     return te::launch(d, "begin", begin_kernel, dim3((unsigned)(blocks ? blocks : 1)), 256, 0, (uint32_t *)to,
                       (const uint32_t *)from, n, ticket, tickets);

@@ -40,12 +40,15 @@ void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
 namespace {
 
 /* The input of several tokens is made for the kernels once where that is faster than in each block: the blocks' way takes
- * as long as there are tokens and columns. */
-bool is_prepared(int32_t n_tok, int32_t cols) { return n_tok > 4 && cols >= 2048; }
+ * as long as there are tokens and columns, and longer where they make integers of it. */
+bool is_prepared(int32_t n_tok, int32_t cols, int32_t type) {
+    const te_type_info *info = te_type_get(type);
+    return n_tok > (info && info->block_weights > 1 ? 2 : 4) && cols >= 2048;
+}
 
 te_prepared prepare(Cuda *c, const float *x, size_t ldx, int32_t n_tok, int32_t cols, const te_norm &norm,
                     int32_t type) {
-    const size_t n_bytes = is_prepared(n_tok, cols) ? c->te->prepared_bytes(type, cols) : 0;
+    const size_t n_bytes = is_prepared(n_tok, cols, type) ? c->te->prepared_bytes(type, cols) : 0;
     if (!n_bytes) return {};
     te_cuda_prepare op = {};
     op.x = x;
@@ -69,9 +72,10 @@ te_prepared prepare_with_side(Cuda *c, const te_linear_args *l, int32_t cols, in
     op.cols = cols;
     op.norm = l->norm;
     op.side = l->side;
-    const bool wide = is_prepared(l->n_tok, cols);
-    const size_t n_bytes = l->n_products && wide ? c->te->prepared_bytes(type, cols) : 0,
-                 n_side = l->side.keep && wide ? c->te->prepared_bytes(side_type, cols) : 0;
+    const size_t n_bytes = l->n_products && is_prepared(l->n_tok, cols, type) ? c->te->prepared_bytes(type, cols) : 0,
+                 n_side = l->side.keep && is_prepared(l->n_tok, cols, side_type)
+                              ? c->te->prepared_bytes(side_type, cols)
+                              : 0;
     op.type = type;
     if (n_bytes) op.v = room(c, PREPARED, n_bytes);
     op.side_type = side_type;

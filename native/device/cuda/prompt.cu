@@ -288,15 +288,11 @@ void adapt(Cuda *c, const te_adapter &w, bool transposed, const te_cuda_half &x,
     note(c, c->te->gemm(c->d, &second));
 }
 
-/* Tokens of which products by neuron are faster in that form than as rows. */
-const int32_t BY_NEURON_TOK = 48;
-
 /* The type that hidden values are for; -1: as rows. */
 int32_t hidden_type(Cuda *c, const te_ffn_args *a) {
     if (a->down_adapter.a.w) return -1;
     if (!a->down.w) return a->down_out.type;
-    const bool by_neuron = a->down.type == TE_F16 && a->n_tok <= BY_NEURON_TOK &&
-                           c->te->half_form(c->d, TE_F16, a->n_tok, a->down.n_rows).matrices;
+    const bool by_neuron = a->down.type == TE_F16 && c->te->half_form(c->d, TE_F16, a->n_tok, a->down.n_rows).matrices;
     return by_neuron ? TE_F16 : -1;
 }
 
