@@ -253,14 +253,34 @@ static void wake(const uint32_t *word, int n) { syscall(SYS_futex, word, FUTEX_W
 
 void te_os_wake(const uint32_t *word) { wake(word, INT32_MAX); }
 
-void te_os_yield(void) { sched_yield(); }
-
 void te_os_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ __volatile__("yield");
 #endif
+}
+
+void te_os_rest(int64_t waited_ns) {
+    enum { SPIN_NS = 100000, LOST_NS = 200000, NAP_NS = 50000, SHORTEST_NS = 50000000, LONGEST_NS = 1000000000 };
+    static _Thread_local int64_t shared_until, shared_for; /* the CPU: how long it is taken to be */
+    static const uint32_t never;                           /* woken */
+    if (waited_ns < SPIN_NS) {
+        te_os_relax();
+        return;
+    }
+    const int64_t now = te_os_now_ns();
+    if (now < shared_until) {
+        te_os_wait(&never, 0, NAP_NS);
+        return;
+    }
+    sched_yield();
+    const int64_t after = te_os_now_ns();
+    if (after - now < LOST_NS) return;
+    /* Each look whether it still is costs a turn of the others. */
+    const bool again = after - shared_until < 2 * shared_for;
+    shared_for = !again ? SHORTEST_NS : shared_for < LONGEST_NS / 2 ? 2 * shared_for : LONGEST_NS;
+    shared_until = after + shared_for;
 }
 
 /* 0 free, 1 held, 2 held and somebody may sleep (so that an uncontended unlock needs no system call). */

@@ -537,14 +537,15 @@ te_status wait_for(te_cuda *d, cudaStream_t stream, cudaEvent_t event, double se
         if (e == cudaSuccess) return TE_OK;
         if (e != cudaErrorNotReady) return cuda_status(e, "the device's work");
         (void)cudaGetLastError();
-        const double passed = (double)(te_os_now_ns() - begin) * 1e-9;
+        const int64_t waited = te_os_now_ns() - begin;
+        const double passed = (double)waited * 1e-9;
         if (passed > seconds)
             return te_fail(TE_TIMEOUT, "%s did not finish within %.3g seconds", d->info.name, seconds);
         // A token takes milliseconds: look closely at first, then leave the processor to others.
         if (passed > 0.02)
             te_os_wait(&never, 0, 200000);
         else
-            te_os_relax();
+            te_os_rest(waited);
     }
 }
 
