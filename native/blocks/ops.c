@@ -62,7 +62,8 @@ static void experts_ahead(const pi_session *s, te_team *team, const pi_experts *
             const int32_t e = s->routes.expert[i];
             if (e > last && e < next) next = e;
         }
-        gate[n] = pi_experts_gate(w, next);
+        if (next == w->n_expert) break;
+        gate[n] = w->gate.w ? pi_expert_rows(&w->gate, next, w->n_ff) : w->gate;
         last = next;
     }
     te_op_experts_ahead(team, gate, n, PI_AHEAD);

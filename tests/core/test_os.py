@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +91,33 @@ def test_wait_returns() -> None:
     before = lib.te_os_now_ns()
     while lib.te_os_now_ns() - before < 20_000_000:  # an early return is allowed, an endless sleep is not
         lib.te_os_wait(word, 7, 20_000_000)
+
+
+def _slept() -> int:
+    """How often this thread gave up its CPU to wait."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def test_rest_sleeps_where_others_keep_the_cpu() -> None:
+    """A spinning or yielding thread would wait until the other's time is over, again and again."""
+    _, lib = capi.load()
+    all_cpus = os.sched_getaffinity(0)
+    here = {min(all_cpus)}
+    program = f"import os; os.sched_setaffinity(0, {here}); print(flush=True)\nwhile True: pass"
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        os.sched_setaffinity(0, here)  # of this thread
+        before = _slept()
+        for _ in range(1000):
+            lib.te_os_rest(0)
+        assert _slept() == before  # just begun: spins
+        end = time.monotonic() + 60
+        while _slept() < before + 10 and time.monotonic() < end:
+            lib.te_os_rest(1_000_000)
+        assert _slept() >= before + 10
+    finally:
+        os.sched_setaffinity(0, all_cpus)
+        other.kill()
+        other.communicate()
