@@ -17,7 +17,8 @@ from powerinfer._engine.replicas import Replicas, shares
 from powerinfer._engine.session import Session
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
-HOSTS: dict[str, Any] = {"devices": ["host:0", "host:1"], "vram_budget": 0.02}
+# Devices round otherwise where prompts are cut otherwise: parts of a given size, not as times come out.
+HOSTS: dict[str, Any] = {"devices": ["host:0", "host:1"], "vram_budget": 0.02, "prompt_part": 128}
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
