@@ -28,6 +28,7 @@ _MOST_UNSEEN = 2  # steps that nothing is known of
 _STALE = 64  # parts, after which a step without any is measured again
 _UNUSED = 8  # parts, after which what a size took is old
 _LATER, _MOST = 64, 1024  # parts, after which a size that was too long is tried again
+_LEAST = 1e-6  # seconds: clocks may stand still meanwhile
 _TILE = 8  # a part beside others is of whole tiles of tokens
 
 
@@ -83,7 +84,7 @@ class _Times:
         """Returns how much longer that was than with nothing to read."""
         if self._quiet is None or n_read > SIZES[-1]:
             return None
-        more = max(seconds - self._quiet.seconds, 1e-6)
+        more = max(seconds - self._quiet.seconds, _LEAST)
         self.n_parts += 1
         size = self._last = _size_of(n_read)
         if size in self._more:
@@ -127,7 +128,7 @@ class _Times:
                 more.append(last[1])
             else:
                 each = max(last[1] - first[1], 0.0) / max(last[0] - first[0], 1)
-                more.append(max(last[1] + each * (size - last[0]), 1e-6))
+                more.append(max(last[1] + each * (size - last[0]), _LEAST))
         return more
 
     def _is_due(self, size: int, times: float, n: int) -> bool:
@@ -180,7 +181,7 @@ class Pace:
             return
         more = times.saw_part(n_read, seconds)
         if more is not None:
-            too_long = more / max(self._allowed, seconds - more) - 1
+            too_long = more / max(self._allowed, seconds - more, _LEAST) - 1
             self._rest = min(max(self._rest + too_long, 0.0), _MOST_REST)
 
     def _sizes(self, n_generating: int) -> list[int]:

@@ -270,6 +270,17 @@ def test_beside_any_number(n_generating: int) -> None:
     assert len(took) * quiet < 9000  # nine seconds for three of them
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e-9])
+def test_a_clock_that_stands_still(seconds: float) -> None:
+    """Those of some systems go on every 16 ms."""
+    pace, n_read = Pace(n_mixed=64), 0
+    for _ in range(200):
+        part = pace.part(1, 8)
+        pace.saw(part, 8, seconds)
+        n_read += part
+    assert n_read > 16 * 200
+
+
 def test_a_given_size_stays() -> None:
     pace = Pace(40)
     assert set(settled(pace, resident, 0.1)) == {40}
