@@ -71,8 +71,10 @@ class _Times:
     @property
     def quiet(self) -> float | None:
         """Seconds of a step with nothing to read; None if it is to be measured."""
-        is_known = self._quiet is not None and self.n_parts - self._quiet.at < _STALE
-        return self._quiet.seconds if self._quiet is not None and is_known else None
+        if self._quiet is None:
+            return None
+        is_known = self.n_parts - self._quiet.at < (_STALE if self._quiet.is_settled else _UNUSED)
+        return self._quiet.seconds if is_known else None
 
     def saw_quiet(self, seconds: float) -> None:
         if self._quiet is None:
