@@ -34,8 +34,8 @@ static pi_awaited await_word(const pi_wait *w, const uint64_t *word, uint32_t ti
         static const uint32_t never;
         if (now - began > spin_ns)
             te_os_wait(&never, 0, 50000);
-        else
-            te_os_rest(now - began);
+        else if (now - began > PI_YIELD_NS)
+            te_os_yield();
     }
 }
 

@@ -36,6 +36,9 @@ typedef enum pi_awaited { PI_GOT = 0, PI_CANCELLED = 1, PI_LATE = 2 } pi_awaited
  * long, which cancels it for all; out is filled with zeros from there on. */
 pi_awaited pi_await_words(const pi_wait *w, const uint64_t *words, int64_t first, int64_t n, uint32_t ticket,
                           uint32_t *out);
+/* After so long somebody is late: perhaps one who waits for this very core, which spinning would keep from him. With one
+ * program more than cores steps took 75 ms so, and 16 where waiting threads yielded after 0.2 ms. */
+enum { PI_YIELD_NS = 100000 };
 /* Whether the first n words carry the ticket already; their low halves to out, where it is not NULL. Does not wait. */
 bool pi_has_words(const uint64_t *words, int64_t n, uint32_t ticket, uint32_t *out);
 /* Posts n values. */

@@ -149,7 +149,7 @@ void pi_hybrid_fetch_experts(pi_hybrid *h, const te_team *team, int32_t l, const
     while (n < 0) {
         const int64_t waited = te_os_now_ns() - began;
         if (pi_has_words(until, 1, ticket, NULL) || waited > PATIENCE_NS) return;
-        te_os_rest(waited);
+        if (waited > PI_YIELD_NS) te_os_yield();
         n = guessed_experts(h, l, expert);
     }
     for (int32_t k = 0; k < 3; k++) {

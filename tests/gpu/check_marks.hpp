@@ -72,6 +72,19 @@ static void check_prepared_side(te_linear_args op, const input &in, const std::v
     again.free();
 }
 
+// The same results; a little otherwise where a product without a side takes lean.cu's kernel, which adds in another order.
+static void same_without_side(int type, int n_tok, int cols, const std::vector<float> &alone,
+                              const std::vector<float> &y) {
+    if (type != TE_Q4_0 || n_tok > 2) {
+        same_bits(alone, y);
+        return;
+    }
+    float most = 0;
+    for (float v : alone) most = std::max(most, fabsf(v));
+    for (size_t i = 0; i < alone.size(); i++)
+        near((long)i, (double)y[i], (double)alone[i], 4 * EPS * sqrt((double)cols) * (double)most);
+}
+
 static void check_side_case(int type, int cols, int n_tok, te_norm_kind kind, int n_products, int rows = 75) {
     AT("side %s %d columns, %d tokens, norm %d, %d products", te_type_get(type)->name, cols, n_tok, (int)kind,
        n_products);
@@ -97,7 +110,7 @@ static void check_side_case(int type, int cols, int n_tok, te_norm_kind kind, in
     op.side.ticket = h.ticket;
     OK(api->linear(dev, &op));
     const std::vector<float> got = keep.get();
-    if (n_products) same_bits(alone.get(), y.get());
+    if (n_products) same_without_side(type, n_tok, cols, alone.get(), y.get());
     for (int t = 0; t < n_tok; t++)
         for (int c = 0; c < cols; c++) {
             const size_t i = (size_t)t * (size_t)cols + (size_t)c;
@@ -118,7 +131,7 @@ static void check_side_case(int type, int cols, int n_tok, te_norm_kind kind, in
     keeps.side.publish = nullptr;
     OK(api->linear(dev, &keeps));
     same_bits(got, kept.get());
-    if (n_products) same_bits(alone.get(), y.get());
+    if (n_products) same_without_side(type, n_tok, cols, alone.get(), y.get());
     kept.free();
     check_prepared_side(op, in, got, h);
     h.free();

@@ -59,9 +59,11 @@ bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched);
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns);
 void te_os_wake(const uint32_t *word);
 void te_os_relax(void); /* one turn of a spin loop */
-/* A turn of a wait that others' work will end and nobody's wake-up, so long after it began: at first one of a spin loop,
- * then the CPU is given to whoever waits for it. Where those keep it for long, sleeps for some 50 us instead: a sleeper is
- * let in when it wakes, one that spins or yields when their time is over, milliseconds later. */
+void te_os_yield(void); /* whoever waits for this CPU runs first */
+/* A turn of a wait for a device, so long after it began: at first one of a spin loop, then the CPU is given to whoever waits
+ * for it. Where those keep it for long, sleeps for some 50 us instead: a sleeper is let in when it wakes, one that spins or
+ * yields when their time is over, milliseconds later. Not for members of a team: how long these wait for a CPU tells how
+ * many there should be (te_pool.c), and a sleeper does not. */
 void te_os_rest(int64_t waited_ns);
 
 /* A plain mutex. Zero-initialised is unlocked. */

@@ -261,6 +261,8 @@ void te_os_relax(void) {
 #endif
 }
 
+void te_os_yield(void) { sched_yield(); }
+
 void te_os_rest(int64_t waited_ns) {
     enum { SPIN_NS = 100000, LOST_NS = 200000, NAP_NS = 50000, SHORTEST_NS = 50000000, LONGEST_NS = 1000000000 };
     static _Thread_local int64_t shared_until, shared_for; /* the CPU: how long it is taken to be */

@@ -8,7 +8,7 @@
 
 namespace te {
 
-constexpr int ORDER_THREADS = 1024, LIST_HEAD = 4;
+constexpr int ORDER_THREADS = 1024, LIST_HEAD = 4, ALONE_TOK = 32;
 
 // Of tiles of at most so many routes.
 static size_t most_tiles(const te_experts_args *op, int tile) {
@@ -331,14 +331,21 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     const order_args o = {a->expert, a->place, n_routes, a->n_used, a->n_places, a->missing, a->first, tile, g.lists};
     const te_route_args *r = a->choice;
     const bool chooses = r && few && is_small(*r) && r->n_expert <= 32 * ROUTE_FEW && !r->n_missing && !r->n_kept;
-    if (r && !chooses) TE_CUDA_TRY(route(d, r));
-    TE_CUDA_TRY(launch(d, "experts",
-                       chooses ? order_kernel<true, true>
-                       : few   ? order_kernel<true, false>
-                               : order_kernel<false, false>,
-                       dim3(1), ORDER_THREADS,
-                       sizeof(int) * ((few ? 3 : 1) * (size_t)a->n_places + (chooses ? 2 * (size_t)n_routes : 0)), o,
-                       chooses ? *r : te_route_args{}));
+    // Of more tokens than ALONE_TOK a layer takes 45 us longer where this begins beside the scores, which then have about as
+    // many blocks as there are multiprocessors.
+    const bool overlap = d->overlap;
+    d->overlap = overlap && a->n_tok <= ALONE_TOK;
+    te_status st = r && !chooses ? route(d, r) : TE_OK;
+    if (st == TE_OK)
+        st = launch(d, "experts",
+                    chooses ? order_kernel<true, true>
+                    : few   ? order_kernel<true, false>
+                            : order_kernel<false, false>,
+                    dim3(1), ORDER_THREADS,
+                    sizeof(int) * ((few ? 3 : 1) * (size_t)a->n_places + (chooses ? 2 * (size_t)n_routes : 0)), o,
+                    chooses ? *r : te_route_args{});
+    d->overlap = overlap;
+    TE_CUDA_TRY(st);
     g.n_used = a->n_used;
     g.expert = a->expert;
     g.act = (te_activation)a->act;
