@@ -218,6 +218,7 @@ def test_several_sequences_at_once(glm: Path, qwen: Path) -> None:
 
     async def ask(path: Path, draft: str) -> tuple[list[str], tuple[int, int]]:
         options: dict[str, Any] = {"n_threads": 1, "verbose": False, "vram_budget": 0, "n_draft": 2}
+        options["prompt_part"] = 128  # nothing is guessed while a prompt is read
         async with AsyncLlama(path, n_parallel=3, n_ctx=128, draft_model=draft, **options) as llm:
             answers = await asyncio.gather(*(llm.create_completion(p, **how) for p in prompts))
             return [one["choices"][0]["text"] for one in answers], llm.llama.drafted
