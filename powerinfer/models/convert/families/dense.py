@@ -30,7 +30,6 @@ from .family import (
 )
 
 LLAMA = NORM | ATTENTION | gated("mlp")
-PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
 
 GRANITE: dict[str, Value] = {
@@ -70,11 +69,6 @@ def _phi_window(c: Settings, _: Hyper) -> int | None:
 def _ternary(h: Hyper, t: StoredTensor) -> dict[str, StoredTensor]:
     """Published as they were trained: products round them."""
     return {"": replace(t, is_ternary="quantization_config" in h.config and t.view.ndim == 2)}
-
-
-def _temperature(c: Settings, _: Hyper) -> float:
-    """Of queries beyond the context of training."""
-    return c.object("rope_parameters").number("llama_4_scaling_beta")
 
 
 def _of_each(value: float) -> Value:

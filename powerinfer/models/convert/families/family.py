@@ -156,6 +156,15 @@ HEADS: dict[str, Value] = {
 VOCAB: dict[str, Value] = {"vocab_size": lambda _, h: h.n_vocab}
 
 
+def where(applies: Callable[[Settings, Hyper], Any], keys: Mapping[str, Value]) -> dict[str, Value]:
+    """These keys, of checkpoints to which it applies."""
+
+    def of(value: Value) -> Value:
+        return lambda c, h: value(c, h) if applies(c, h) else None
+
+    return {name: of(value) for name, value in keys.items()}
+
+
 def mixture(
     n: str, *, used: str = "num_experts_per_tok", width: str = "moe_intermediate_size"
 ) -> dict[str, Value]:

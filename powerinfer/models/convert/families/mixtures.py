@@ -32,6 +32,7 @@ from .family import (
     number,
     stack_of,
     unless,
+    where,
 )
 
 EXPERTS = gated("mlp.experts.*", "_exps") | {
@@ -85,13 +86,6 @@ def _rotated(c: Settings, _: Hyper) -> int:
 
 def _has_experts(c: Settings, h: Hyper) -> bool:
     return _n_dense(c, h) < h.n_layer and bool(if_any("n_routed_experts")(c, h))
-
-
-def _if_experts(keys: Mapping[str, Value]) -> dict[str, Value]:
-    def of(value: Value) -> Value:
-        return lambda c, h: value(c, h) if _has_experts(c, h) else None
-
-    return {name: of(value) for name, value in keys.items()}
 
 
 def _key_and_value(h: Hyper, t: StoredTensor) -> dict[str, StoredTensor | Stack]:
@@ -364,7 +358,8 @@ MIXTURES = (
         rope=RopeForm(log_scale=0.1),
         keys=VOCAB
         | LATENT
-        | _if_experts(
+        | where(
+            _has_experts,
             mixture("n_routed_experts")
             | {
                 "leading_dense_block_count": _n_dense,
@@ -374,7 +369,7 @@ MIXTURES = (
                 "expert_group_count": _groups("n_group"),
                 "expert_group_used_count": _groups("topk_group"),
                 "expert_gating_func": lambda c, _: 2 if _is_v3(c) else 1,
-            }
+            },
         ),
         next_head={},
         only={"attention_bias": (False,), "mlp_bias": (False,), "rope_interleave": (True,)},

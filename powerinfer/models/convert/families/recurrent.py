@@ -38,6 +38,7 @@ from .family import (
     parts_of_rows,
     times,
     unless,
+    where,
 )
 from .mixtures import FUSED_EXPERTS, GRANITE_EXPERT_NAMES, SHARED_OF_GRANITE
 
@@ -324,17 +325,11 @@ def _granite_width(c: Settings, h: Hyper) -> int:
     return c.integer(*names, low=1, high=MAX_DIM)
 
 
-def _if_experts(value: Value) -> Value:
-    return lambda c, h: value(c, h) if if_any("num_local_experts")(c, h) else None
-
-
-GRANITE_EXPERTS = {
-    name: _if_experts(value)
-    for name, value in {
-        **mixture("num_local_experts", width="intermediate_size"),
-        "expert_shared_feed_forward_length": integer("shared_intermediate_size", low=1),
-    }.items()
-}
+GRANITE_EXPERTS = where(
+    if_any("num_local_experts"),
+    mixture("num_local_experts", width="intermediate_size")
+    | {"expert_shared_feed_forward_length": integer("shared_intermediate_size", low=1)},
+)
 
 
 def _check_granite(c: Settings, h: Hyper) -> None:
@@ -374,13 +369,6 @@ def _blocks(c: Settings) -> list[str]:
 
 def _of_blocks(*kinds: str) -> Callable[[Settings, int], Array]:
     return lambda c, n: np.array([n if kind in kinds else 0 for kind in _blocks(c)], np.int32)
-
-
-def _if_moe(keys: Mapping[str, Value]) -> dict[str, Value]:
-    def of(value: Value) -> Value:
-        return lambda c, h: value(c, h) if "moe" in _blocks(c) else None
-
-    return {name: of(value) for name, value in keys.items()}
 
 
 NEMOTRON = {
@@ -514,12 +502,8 @@ RECURRENT = (
         keys=VOCAB
         | GRANITE
         | MAMBA_KEYS
+        | GRANITE_EXPERTS
         | {
-            name: _if_experts(v)
-            for name, v in mixture("num_local_experts", width="intermediate_size").items()
-        }
-        | {
-            "expert_shared_feed_forward_length": _if_experts(integer("shared_intermediate_size", low=1)),
             "attention.head_count_kv": _heads_of_layers,
             "rope.scaling.finetuned": lambda c, _: (
                 c.text("position_embedding_type", default="nope") == "rope"
@@ -555,7 +539,8 @@ RECURRENT = (
             "rope.dimension_count": lambda _, h: h.d_head,
             "rope.scaling.finetuned": always(False),
         }
-        | _if_moe(
+        | where(
+            lambda c, _: "moe" in _blocks(c),
             mixture("n_routed_experts")
             | {
                 "expert_shared_feed_forward_length": integer("moe_shared_expert_intermediate_size", low=1),
@@ -564,7 +549,7 @@ RECURRENT = (
                 "expert_group_used_count": integer("topk_group", default=1),
                 "expert_weights_norm": flag("norm_topk_prob", True),
                 "expert_weights_scale": number("routed_scaling_factor", default=1.0),
-            }
+            },
         ),
         only={
             "attention_bias": (False,),

@@ -26,7 +26,9 @@ from .family import (
     if_any,
     integer,
     kinds_of_layers,
+    mixture,
     number,
+    where,
 )
 
 WINDOW: dict[str, Value] = {"attention.sliding_window": integer("sliding_window", low=1)}
@@ -103,10 +105,6 @@ def _widths(c: Settings, h: Hyper) -> Array | int:
     return np.array([h.n_ff * (1 + (i >= h.n_layer - n)) for i in range(h.n_layer)], np.int32)
 
 
-def _if_mixture(name: str) -> Value:
-    return lambda c, h: integer(name, low=1)(c, h) if c.flag("enable_moe_block", False) else None
-
-
 def _still_pairs(h: Hyper) -> dict[str, Array]:
     """What divides the frequencies of full layers: a number so large that the pair does not turn."""
     assert h.rope is not None
@@ -128,10 +126,7 @@ GEMMA4: dict[str, Value] = {
     "attention.shared_kv_layers": integer("num_kv_shared_layers", default=0),
     "embedding_length_per_layer_input": integer("hidden_size_per_layer_input", default=0),
     "final_logit_softcapping": number("final_logit_softcapping", default=0.0),
-    "expert_count": _if_mixture("num_experts"),
-    "expert_used_count": _if_mixture("top_k_experts"),
-    "expert_feed_forward_length": _if_mixture("moe_intermediate_size"),
-}
+} | where(lambda c, _: c.flag("enable_moe_block", False), mixture("num_experts", used="top_k_experts"))
 
 PER_LAYER = {
     "per_layer_input_gate": "inp_gate",
