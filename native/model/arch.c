@@ -1,4 +1,5 @@
 /* arch.c - the table of architectures. */
+#include <stdio.h>
 #include <string.h>
 
 #include "model.h"
@@ -547,17 +548,15 @@ static const pi_arch table[] = {
      .sparse = PI_ACTIVATION_RELU},
 };
 
+enum { N_ARCH = sizeof table / sizeof *table };
+
 const pi_arch *pi_arch_find(const char *name, size_t n) {
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+    for (size_t i = 0; i < N_ARCH; i++)
         if (strlen(table[i].name) == n && !memcmp(table[i].name, name, n)) return &table[i];
     return NULL;
 }
 
-const char *pi_arch_names(void) {
-    return "llama, bamboo, arcee, nemotron, falcon, opt, qwen2, qwen2moe, qwen3, qwen3moe, olmoe, smallthinker, "
-           "gpt-oss, glm4moe, olmo2, cohere2, gemma, gemma2, gemma3, gemma3n, gemma4, llama4, lfm2, lfm2moe, "
-           "qwen3next, "
-           "qwen35, qwen35moe, falcon-h1, granitehybrid, nemotron_h, nemotron_h_moe, phi3, granite, starcoder2, glm4, "
-           "smollm3, seed_oss, hunyuan-dense, ernie4_5, stablelm, exaone4, mistral3, internlm2, command-r, gptneox, "
-           "phi2, gpt2, bitnet, dots1, ernie4_5-moe, granitemoe, hunyuan-moe, minimax-m2, afmoe, apertus, deepseek2";
+void pi_arch_names(char *out, size_t n) {
+    for (size_t i = 0, at = 0; i < N_ARCH && at < n; i++)
+        at += (size_t)snprintf(out + at, n - at, i ? ", %s" : "%s", table[i].name);
 }

@@ -333,9 +333,12 @@ static pi_status open_model(pi_model *m) {
     PI_TRY(te_gguf_get_str(g, "general.architecture", &name, &found));
     if (!found) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key general.architecture");
     m->arch = pi_arch_find(name.p, name.n);
-    if (!m->arch)
+    if (!m->arch) {
+        char known[900]; /* a sentence has 1024 */
+        pi_arch_names(known, sizeof known);
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "architecture \"%.*s\" is not supported (%s are)",
-                       (int)(name.n < 40 ? name.n : 40), name.p, pi_arch_names());
+                       (int)(name.n < 40 ? name.n : 40), name.p, known);
+    }
     PI_TRY(read_shape(m));
     PI_TRY(read_activation(m));
     PI_TRY(pi_model_bind(m));

@@ -94,7 +94,7 @@ typedef struct pi_arch {
     const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
 const pi_arch *pi_arch_find(const char *name, size_t n);
-const char *pi_arch_names(void); /* "llama, bamboo, ..." */
+void pi_arch_names(char *out, size_t n); /* "llama, bamboo, ...", as far as n bytes hold it */
 
 typedef struct pi_memory { /* of te_os_alloc */
     void *p;

@@ -14,7 +14,7 @@ import pytest
 
 from powerinfer import ArgumentError, FormatError, PowerInferError, UnsupportedError
 from powerinfer._engine.session import Model
-from tests import models
+from tests import checkpoints, models
 from tests.core import gguf_bytes as g
 
 F16, Q8_0, Q8_1, Q8_K, I32, I64 = 1, 8, 9, 15, 26, 27  # ggml's numbers
@@ -433,6 +433,17 @@ def test_is_refused_by_name(case: Case, tmp_path: Path) -> None:
 def test_the_drafts_themselves_are_good(base: Callable[[], Draft], tmp_path: Path) -> None:
     with Model(base().write(tmp_path / "m.gguf")) as model:
         assert model.info.n_embd == 64
+
+
+def test_an_unknown_architecture_is_told_all_that_are_known(tmp_path: Path) -> None:
+    draft = good()
+    draft.meta["general.architecture"] = (g.STRING, "mamba" * 100)
+    with pytest.raises(UnsupportedError) as caught:
+        Model(draft.write(tmp_path / "m.gguf"))
+    known = str(caught.value).partition("(")[2]
+    assert known.endswith(" are)")
+    specs = {spec.arch for spec in models.SPECS.values()} | {case.arch for case in checkpoints.CASES.values()}
+    assert {*specs, "internlm2", "smallthinker"} == {*known.removesuffix(" are)").split(", ")}
 
 
 def test_an_activation_that_the_model_cannot_have(tmp_path: Path) -> None:
