@@ -22,7 +22,7 @@ static int32_t window_blocks(const pi_kv_shape *s, int32_t window) {
     return all < blocks_of(s->n_pool) ? (int32_t)all : blocks_of(s->n_pool);
 }
 
-int32_t pi_kv_layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
+static int32_t layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
     return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
 }
 
@@ -32,8 +32,7 @@ size_t pi_kv_row_bytes(const pi_model *m, const pi_attention *a, bool is_v, int3
 
 uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_attention *a, bool is_v, int32_t type) {
     if (!a || a->borrows) return 0;
-    return (uint64_t)pi_kv_layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)a->n_head_kv *
-           pi_kv_row_bytes(m, a, is_v, type);
+    return (uint64_t)layer_blocks(s, a) * PI_KV_BLOCK * (uint64_t)a->n_head_kv * pi_kv_row_bytes(m, a, is_v, type);
 }
 
 static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {

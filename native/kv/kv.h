@@ -77,13 +77,10 @@ typedef struct pi_kv {
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);
 uint64_t pi_kv_bytes(const pi_kv *kv); /* of layers in host memory, with their states */
-/* Whether layer l has K and V. */
-static inline bool pi_kv_has(const pi_kv *kv, int32_t l) { return pi_attention_of(&kv->model->layer[l]) != NULL; }
-/* Whether a layer is in the pool of windows; blocks that it has. a NULL: it has no K and V. */
+/* Whether a layer is in the pool of windows. a NULL: it has no K and V. */
 static inline bool pi_kv_has_window(int32_t n_ctx, const pi_attention *a) {
     return a && a->window && a->window < n_ctx;
 }
-int32_t pi_kv_layer_blocks(const pi_kv_shape *shape, const pi_attention *a);
 /* Bytes of a head's K, or V, at one position, and of all of such a layer. */
 size_t pi_kv_row_bytes(const pi_model *m, const pi_attention *a, bool is_v, int32_t type);
 uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *shape, const pi_attention *a, bool is_v, int32_t type);

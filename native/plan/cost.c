@@ -312,7 +312,7 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
     return s;
 }
 
-uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o) {
+static uint64_t scratch_bytes(const pi_model *m, const pi_plan_options *o) {
     const pi_model_info *i = &m->info;
     const uint64_t n_tok = (uint64_t)o->n_batch, n_embd = (uint64_t)i->n_embd,
                    n_q = (uint64_t)i->n_head * (uint64_t)i->n_embd_head,
@@ -422,7 +422,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     out->head_norm_bytes = vec_bytes(m->output_norm.w, i->n_embd) + vec_bytes(m->output_norm.b, i->n_embd) +
                            vec_bytes(m->output_b, i->n_vocab);
     helper_cost(m, o, out);
-    out->scratch_bytes = pi_cost_scratch(m, o);
+    out->scratch_bytes = scratch_bytes(m, o);
     if (o->n_batch > PI_SMALL_BATCH)
         out->staging_bytes = PI_STAGES * most(largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES, least);
     return PI_OK;

@@ -7,7 +7,7 @@
  * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them, and with them what
  * recurrent layers remember of all sequences, with checkpoints and places for guesses, and read and write for each token. A
  * predictor's last matrix lies there in two parts. token_embd stays in host memory, so an output matrix that is tied to it
- * counts in full. Each device that is used has work space (pi_cost_scratch: the session's buffers, what kernels need
+ * counts in full. Each device that is used has work space (scratch_bytes in cost.c: the session's buffers, what kernels need
  * between them for n_batch tokens, and the driver's tables of the pages of the file and of
  * what loading moves), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
  * the buffers through which those of a prompt stream.
@@ -103,7 +103,6 @@ typedef struct pi_cost {
 /* o: checked, with no zeros that stand for defaults. Errors: MEMORY. */
 pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out);
 void pi_cost_free(pi_cost *c);
-uint64_t pi_cost_scratch(const pi_model *m, const pi_plan_options *o);
 uint64_t pi_cost_fixed(const pi_layer_cost *c);                   /* bytes of a layer on the device without neurons */
 uint64_t pi_cost_ffn(const pi_cost *c, int32_t l, int32_t n_hot); /* bytes of its hot neurons, and lists */
 /* How often a neuron is computed per token: (count + 1/2) * scale, or the same for all. */

@@ -15,7 +15,6 @@ from ..errors import ArgumentError
 Sparsity = Literal["auto", "predicted", "exact", "dense"]
 Activation = Literal["auto", "relu", "drelu", "relu2", "silu", "gelu", "gelu_tanh"]
 Predictor = Literal["auto", "none", "mlp", "sign"]
-Device = Literal["none", "host", "cuda"]
 Progress = Callable[[int, int], None]
 
 SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}

@@ -167,11 +167,6 @@ def test_workspace_limits() -> None:
     with Team(table, 2, max_tok=2, max_cols=100, max_rows=300) as team:
         size = lib.te_workspace_bytes(team.workspace)
         assert 2 * 300 * 4 < size < 64 << 20
-        seen: list[int] = []
-        team.run(lambda t, ws: seen.append(int(ffi.cast("uintptr_t", lib.te_workspace_floats(ws, t, 300)))))
-        assert len(set(seen)) == 2
-        assert all(at % 64 == 0 for at in seen)
-        assert abs(seen[0] - seen[1]) >= 1200
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -134,11 +134,6 @@ void te_workspace_free(te_workspace *w) {
 
 size_t te_workspace_bytes(const te_workspace *w) { return w->n_bytes; }
 
-float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n) {
-    (void)n; /* n <= max(max_cols, max_rows), by contract */
-    return w->member[team->ith].floats;
-}
-
 /* ---- activations that members pack together ---- */
 
 bool te_packs_together(const te_team *team, const te_workspace *ws, int32_t n_tok) {

@@ -30,9 +30,6 @@ typedef struct te_workspace_limits {
 te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_workspace **out);
 void te_workspace_free(te_workspace *w);
 size_t te_workspace_bytes(const te_workspace *w);
-/* At least n floats of this member's own memory, 64-byte aligned, valid until the member's next call into te_ops. n
- * <= max(max_cols, max_rows). */
-float *te_workspace_floats(te_workspace *w, const te_team *team, int32_t n);
 
 /* Which kernels compute a product of several tokens. By row kernels each token gets the bits that it gets alone, and
  * those of te_op_ffn; by GEMM (te_kernels.h) the same bits however many others are computed with it. */

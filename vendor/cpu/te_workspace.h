@@ -20,7 +20,7 @@ typedef struct te_member {
     void *act[2];   /* packed activations of TE_WORKSPACE_TOKENS tokens, for two formats */
     float *sums[2]; /* of the chain of this number: TE_WORKSPACE_TOKENS vectors of te_acc_floats(max_cols) */
     float *queue;   /* te_ffn.c: what is known of waiting neurons, TE_QUEUE_FLOATS for each token */
-    float *floats;  /* the caller's, through te_workspace_floats */
+    float *floats;  /* products, before they are added to what is there */
     void *gemm;     /* the GEMM's scratch */
     void *slice;    /* of a mixture: activations of TE_SLICE_TOKENS tokens as the GEMM wants them */
     void *hidden;   /* and hidden values, where the kernels give them so */
