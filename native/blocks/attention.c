@@ -98,23 +98,11 @@ static pi_status read_heads(const pi_model *m, int32_t i, pi_attention *w) {
     return PI_OK;
 }
 
-static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
+/* q, k and v, of one matrix or of three. */
+static pi_status bind_qkv(pi_model *m, int32_t i, pi_attention *l) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
-    pi_attention *l = &b->attention;
-    PI_TRY(read_window(m, i, l));
-    PI_TRY(read_heads(m, i, l));
-    const int32_t d = l->n_embd_head, n_q = c->n_head * d, n_kv = l->n_head_kv * d;
-    /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
-    if (m->layer[i].parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
-    if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
-    const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
-    l->scale = a->unscaled ? 1 : 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)d);
-    if (m->score_scale > 0) l->scale = m->score_scale;
-    l->late_norm = a->norm_after_rope;
-    l->temp_scale = m->temperature;
-    l->temp_length = m->n_ctx_orig;
-    if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
+    const int32_t n_q = c->n_head * l->n_embd_head, n_kv = l->n_head_kv * l->n_embd_head;
     if (a->fused_qkv) {
         te_mat qkv;
         PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_qkv.weight", i), n_q + 2 * n_kv, c->n_embd, false, &qkv));
@@ -125,19 +113,59 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
         l->v.w = (const char *)l->k.w + qkv.stride * (size_t)n_kv;
         PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_qkv.bias", i), n_q + 2 * n_kv, !a->bias, &l->q_b));
         if (l->q_b) l->k_b = l->q_b + n_q, l->v_b = l->k_b + n_kv;
-    } else {
-        l->gated = a->gated_heads;
-        PI_TRY(
-            pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), l->gated ? 2 * n_q : n_q, c->n_embd, false, &l->q));
-        if (!l->borrows) {
-            PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
-            PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, a->maybe_v, &l->v));
-        }
-        const bool optional = !a->bias && !a->qkv_bias;
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), l->q.n_rows, optional, &l->q_b));
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k.bias", i), n_kv, optional, &l->k_b));
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_v.bias", i), n_kv, optional, &l->v_b));
+        return PI_OK;
     }
+    l->gated = a->gated_heads;
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_q.weight", i), l->gated ? 2 * n_q : n_q, c->n_embd, false, &l->q));
+    if (!l->borrows) {
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_k.weight", i), n_kv, c->n_embd, false, &l->k));
+        PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_v.weight", i), n_kv, c->n_embd, a->maybe_v, &l->v));
+    }
+    const bool optional = !a->bias && !a->qkv_bias;
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q.bias", i), l->q.n_rows, optional, &l->q_b));
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k.bias", i), n_kv, optional, &l->k_b));
+    PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_v.bias", i), n_kv, optional, &l->v_b));
+    return PI_OK;
+}
+
+/* Norms of q and k: over all heads, or of each. */
+static pi_status bind_qk_norms(pi_model *m, int32_t i, pi_attention *l) {
+    const pi_arch *a = m->arch;
+    const int32_t n_q = m->info.n_head * l->n_embd_head, n_kv = l->n_head_kv * l->n_embd_head;
+    if (a->wide_qk_norm) {
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), n_q, false, &l->wide_q_norm));
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), n_kv, false, &l->wide_k_norm));
+    }
+    if (a->qk_norm || a->maybe_qk_norm) {
+        const bool optional = !a->qk_norm;
+        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), l->n_embd_head, optional, &l->q_norm));
+        if (!l->borrows)
+            PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), l->n_embd_head, !l->q_norm, &l->k_norm));
+        if (l->k_norm && !l->q_norm)
+            return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.attn_k_norm.weight is there without blk.%d.attn_q_norm.weight", i,
+                           i);
+    }
+    return PI_OK;
+}
+
+static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
+    const pi_model_info *c = &m->info;
+    const pi_arch *a = m->arch;
+    pi_attention *l = &b->attention;
+    PI_TRY(read_window(m, i, l));
+    PI_TRY(read_heads(m, i, l));
+    const int32_t d = l->n_embd_head, n_q = c->n_head * d;
+    /* Of two norms of blocks side by side (Falcon-40B) the second is this one's, the first the feed-forward's. */
+    if (m->layer[i].parallel) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm_2", i).text, true, &b->norm));
+    if (!b->norm.w && !a->no_pre_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.attn_norm", i).text, false, &b->norm));
+    const bool wide = a->wide_layers && c->n_layer == a->wide_layers;
+    l->scale = a->unscaled ? 1 : 1.0F / sqrtf(wide ? (float)c->n_embd / (float)c->n_head : (float)d);
+    if (m->score_scale > 0) l->scale = m->score_scale;
+    l->late_norm = a->norm_after_rope;
+    l->temp_scale = m->temperature;
+    l->temp_length = m->n_ctx_orig;
+    if (a->soft_caps) PI_TRY(pi_key_cap(m->file->gguf, a->name, "attn_logit_softcapping", 50, &l->soft_cap));
+    PI_TRY(bind_qkv(m, i, l));
     PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.attn_output.weight", i), c->n_embd, n_q, false, &l->o));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_output.bias", i), c->n_embd, !a->bias, &l->o_b));
     if (a->gate_matrix)
@@ -145,18 +173,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (a->sub_norms) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sub_norm.weight", i), n_q, false, &l->sub_norm));
     if (a->sinks) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_sinks.weight", i), c->n_head, false, &l->sinks));
     if (a->post_norm) PI_TRY(pi_bind_norm(m, pi_name_of("blk.%d.post_attention_norm", i).text, false, &b->post_norm));
-    if (a->wide_qk_norm) {
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), n_q, false, &l->wide_q_norm));
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), n_kv, false, &l->wide_k_norm));
-    }
-    if (a->qk_norm || a->maybe_qk_norm) {
-        const bool optional = !a->qk_norm;
-        PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_q_norm.weight", i), d, optional, &l->q_norm));
-        if (!l->borrows) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.attn_k_norm.weight", i), d, !l->q_norm, &l->k_norm));
-        if (l->k_norm && !l->q_norm)
-            return PI_FAIL(PI_ERROR_FORMAT, "blk.%d.attn_k_norm.weight is there without blk.%d.attn_q_norm.weight", i,
-                           i);
-    }
+    PI_TRY(bind_qk_norms(m, i, l));
     if (a->chunked) PI_TRY(read_chunked(m, l));
     if (a->v_norm && !l->borrows) PI_TRY(pi_bind_constant(m, d, 1, &l->v_norm));
     return PI_OK;

@@ -231,6 +231,35 @@ static pi_status become_head(pi_model *m) {
     return PI_OK;
 }
 
+/* OPT files carry no epsilon (the original computes with 0, a bug); 1e-5 is what the models were trained with. */
+static pi_status read_epsilon(pi_model *m) {
+    const te_gguf *g = m->file->gguf;
+    const pi_arch *a = m->arch;
+    bool found = false;
+    m->norm_eps = 1e-5F;
+    PI_TRY(pi_key_f32(g, a->name, a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+                      &m->norm_eps, &found));
+    if (!found && a->one_block) /* Nemotron-H's files have the other's name */
+        PI_TRY(pi_key_f32(g, a->name, "attention.layer_norm_epsilon", &m->norm_eps, &found));
+    if (!found && !a->learned_pos)
+        return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.layer_norm_%sepsilon", a->name,
+                       a->layer_norm ? "" : "rms_");
+    if (!(m->norm_eps >= 0) || !isfinite(m->norm_eps))
+        return PI_FAIL(PI_ERROR_FORMAT, "the norm's epsilon is %g", (double)m->norm_eps);
+    return PI_OK;
+}
+
+/* The first two rows of OPT's position table are never used, so a table of 2050 rows serves 2048 positions. */
+static pi_status read_learned_positions(pi_model *m) {
+    const te_gguf_tensor *pos = te_gguf_find_tensor(m->file->gguf, "position_embd.weight");
+    if (!pos) return PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor position_embd.weight");
+    if (pos->ne[1] <= m->arch->pos_offset || pos->ne[1] > 1 << 24)
+        return PI_FAIL(PI_ERROR_FORMAT, "position_embd.weight has %lld rows, at least %d are needed",
+                       (long long)pos->ne[1], m->arch->pos_offset + 1);
+    m->info.n_ctx_train = (int32_t)pos->ne[1] - m->arch->pos_offset;
+    return PI_OK;
+}
+
 static pi_status read_shape(pi_model *m) {
     const te_gguf *g = m->file->gguf;
     const pi_arch *a = m->arch;
@@ -277,28 +306,8 @@ static pi_status read_shape(pi_model *m) {
     c->is_gated = a->gated;
     strncpy(c->architecture, a->name, sizeof c->architecture - 1);
 
-    /* OPT files carry no epsilon (the original computes with 0, a bug); 1e-5 is what the models were trained with. */
-    bool found = false;
-    m->norm_eps = 1e-5F;
-    PI_TRY(pi_key_f32(g, a->name, a->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
-                      &m->norm_eps, &found));
-    if (!found && a->one_block) /* Nemotron-H's files have the other's name */
-        PI_TRY(pi_key_f32(g, a->name, "attention.layer_norm_epsilon", &m->norm_eps, &found));
-    if (!found && !a->learned_pos)
-        return PI_FAIL(PI_ERROR_FORMAT, "the file has no key %s.attention.layer_norm_%sepsilon", a->name,
-                       a->layer_norm ? "" : "rms_");
-    if (!(m->norm_eps >= 0) || !isfinite(m->norm_eps))
-        return PI_FAIL(PI_ERROR_FORMAT, "the norm's epsilon is %g", (double)m->norm_eps);
-
-    /* The first two rows of OPT's position table are never used, so a table of 2050 rows serves 2048 positions. */
-    if (a->learned_pos) {
-        const te_gguf_tensor *pos = te_gguf_find_tensor(g, "position_embd.weight");
-        if (!pos) return PI_FAIL(PI_ERROR_FORMAT, "the file has no tensor position_embd.weight");
-        if (pos->ne[1] <= a->pos_offset || pos->ne[1] > 1 << 24)
-            return PI_FAIL(PI_ERROR_FORMAT, "position_embd.weight has %lld rows, at least %d are needed",
-                           (long long)pos->ne[1], a->pos_offset + 1);
-        c->n_ctx_train = (int32_t)pos->ne[1] - a->pos_offset;
-    }
+    PI_TRY(read_epsilon(m));
+    if (a->learned_pos) PI_TRY(read_learned_positions(m));
     PI_TRY(read_ropes(m));
     if (m->latent_rank) m->rope[0].magnitude = 1; /* YaRN's is in the scale of scores */
     if (a->window_rope)

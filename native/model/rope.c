@@ -31,74 +31,94 @@ static pi_status read_factors(const te_gguf *g, const char *name, int32_t n_pair
     return PI_OK;
 }
 
-static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train,
-                      bool yarn_exact, const char *factors) {
-    int64_t n_rot = n_embd_head, n_orig = n_ctx_train;
-    float base = 10000, factor = 1, attn_factor = 1, log_multiplier = 0, beta_fast = 32, beta_slow = 1;
+/* What the file's keys say. */
+typedef struct scaling {
+    int64_t n_rot, n_orig;
+    float base, factor, attn_factor, log_multiplier, beta_fast, beta_slow;
+    bool linear, yarn;
+} scaling;
+
+static bool is_word(te_str s, const char *word) { return s.n == strlen(word) && !memcmp(s.p, word, s.n); }
+
+static pi_status read_scaling(const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train,
+                              bool by_length, scaling *out) {
+    scaling k = {.n_rot = n_embd_head,
+                 .n_orig = n_ctx_train,
+                 .base = 10000,
+                 .factor = 1,
+                 .attn_factor = 1,
+                 .beta_fast = 32,
+                 .beta_slow = 1};
     te_str type = {"none", 4};
     bool has_old = false, has_factor = false;
-    PI_TRY(pi_key_i64(g, arch, "rope.dimension_count", 2, n_embd_head, &n_rot, NULL));
-    PI_TRY(pi_key_f32(g, arch, "rope.freq_base", &base, NULL));
-    PI_TRY(pi_key_f32(g, arch, "rope.scale_linear", &factor, &has_old));
-    PI_TRY(pi_key_f32(g, arch, "rope.scaling.factor", &factor, &has_factor));
+    PI_TRY(pi_key_i64(g, arch, "rope.dimension_count", 2, n_embd_head, &k.n_rot, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.freq_base", &k.base, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scale_linear", &k.factor, &has_old));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.factor", &k.factor, &has_factor));
     if (has_old || has_factor) type = (te_str){"linear", 6}; /* what a factor without a type means */
     PI_TRY(pi_key_str(g, arch, "rope.scaling.type", &type, NULL));
-    PI_TRY(pi_key_i64(g, arch, "rope.scaling.original_context_length", 1, INT32_MAX, &n_orig, NULL));
-    PI_TRY(pi_key_f32(g, arch, "rope.scaling.attn_factor", &attn_factor, NULL));
-    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_log_multiplier", &log_multiplier, NULL));
-    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_fast", &beta_fast, NULL));
-    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_slow", &beta_slow, NULL));
-    if (n_rot % 2)
-        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.dimension_count is %lld, must be even", arch, (long long)n_rot);
-    if (!(base > 1) || !isfinite(base)) return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base is %g", arch, (double)base);
-    if (factor == 0) factor = 1; /* some converters write 0 for "no scaling" */
-    if (!(factor >= 1) || !isfinite(factor))
-        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.scaling.factor is %g, must be at least 1", arch, (double)factor);
-    const bool linear = type.n == 6 && !memcmp(type.p, "linear", 6), yarn = type.n == 4 && !memcmp(type.p, "yarn", 4);
-    const bool by_length = strcmp(factors, "rope_freqs.weight") != 0;
-    if (!linear && !yarn && !(type.n == 4 && !memcmp(type.p, "none", 4)) &&
-        !(by_length && type.n == 8 && !memcmp(type.p, "longrope", 8)))
+    PI_TRY(pi_key_i64(g, arch, "rope.scaling.original_context_length", 1, INT32_MAX, &k.n_orig, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.attn_factor", &k.attn_factor, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_log_multiplier", &k.log_multiplier, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_fast", &k.beta_fast, NULL));
+    PI_TRY(pi_key_f32(g, arch, "rope.scaling.yarn_beta_slow", &k.beta_slow, NULL));
+    if (k.n_rot % 2)
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.dimension_count is %lld, must be even", arch, (long long)k.n_rot);
+    if (!(k.base > 1) || !isfinite(k.base))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.freq_base is %g", arch, (double)k.base);
+    if (k.factor == 0) k.factor = 1; /* some converters write 0 for "no scaling" */
+    if (!(k.factor >= 1) || !isfinite(k.factor))
+        return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.scaling.factor is %g, must be at least 1", arch, (double)k.factor);
+    k.linear = is_word(type, "linear");
+    k.yarn = is_word(type, "yarn");
+    if (!k.linear && !k.yarn && !is_word(type, "none") && !(by_length && is_word(type, "longrope")))
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE scaling \"%.*s\" is not known (none, linear, yarn and longrope are)",
                        (int)(type.n < 40 ? type.n : 40), type.p);
-    if (!isfinite(attn_factor) || !isfinite(log_multiplier) || log_multiplier < 0)
+    if (!isfinite(k.attn_factor) || !isfinite(k.log_multiplier) || k.log_multiplier < 0)
         return PI_FAIL(PI_ERROR_FORMAT, "RoPE keys of %s: attn_factor %g, yarn_log_multiplier %g", arch,
-                       (double)attn_factor, (double)log_multiplier);
-    if (yarn && (!(beta_fast > 0) || !(beta_slow > 0)))
-        return PI_FAIL(PI_ERROR_FORMAT, "YaRN keys of %s: beta_fast %g, beta_slow %g", arch, (double)beta_fast,
-                       (double)beta_slow);
+                       (double)k.attn_factor, (double)k.log_multiplier);
+    if (k.yarn && (!(k.beta_fast > 0) || !(k.beta_slow > 0)))
+        return PI_FAIL(PI_ERROR_FORMAT, "YaRN keys of %s: beta_fast %g, beta_slow %g", arch, (double)k.beta_fast,
+                       (double)k.beta_slow);
+    *out = k;
+    return PI_OK;
+}
 
-    const int32_t n_pairs = (int32_t)n_rot / 2;
-    r->n_rot = (int32_t)n_rot;
-    r->magnitude = 1;
+static pi_status init(pi_rope *r, const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train,
+                      bool yarn_exact, const char *factors) {
+    const bool by_length = strcmp(factors, "rope_freqs.weight") != 0;
+    scaling k;
+    PI_TRY(read_scaling(g, arch, n_embd_head, n_ctx_train, by_length, &k));
+    const int32_t n_pairs = (int32_t)k.n_rot / 2;
+    r->n_rot = (int32_t)k.n_rot;
+    r->magnitude = by_length ? k.attn_factor : 1;
     r->freq = malloc(sizeof(float) * (size_t)n_pairs);
     if (!r->freq) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d RoPE frequencies", n_pairs);
     PI_TRY(read_factors(g, factors, n_pairs, r->freq));
-    const bool has_tensor = te_gguf_find_tensor(g, factors) != NULL;
-    if (by_length) r->magnitude = attn_factor;
     double low = 0, high = 0;
-    if (yarn) {
-        low = yarn_pair((double)n_rot, (double)n_orig, beta_fast, base);
-        high = yarn_pair((double)n_rot, (double)n_orig, beta_slow, base);
+    if (k.yarn) {
+        low = yarn_pair((double)k.n_rot, (double)k.n_orig, k.beta_fast, k.base);
+        high = yarn_pair((double)k.n_rot, (double)k.n_orig, k.beta_slow, k.base);
         low = fmax(0, yarn_exact ? low : floor(low));
-        high = fmin((double)n_rot - 1, yarn_exact ? high : ceil(high));
-        r->log_factor = logf(factor);
-        r->magnitude = attn_factor * (1 + 0.1F * logf(factor)) / (1 + 0.1F * log_multiplier * logf(factor));
+        high = fmin((double)k.n_rot - 1, yarn_exact ? high : ceil(high));
+        r->log_factor = logf(k.factor);
+        r->magnitude = k.attn_factor * (1 + 0.1F * logf(k.factor)) / (1 + 0.1F * k.log_multiplier * logf(k.factor));
     }
     for (int32_t i = 0; i < n_pairs; i++) {
-        const double plain = pow(base, -2.0 * i / (double)n_rot) / r->freq[i];
-        double share = linear ? 1 : 0; /* of the interpolated frequency, plain / factor */
-        if (yarn) share = fmin(1, fmax(0, (i - low) / fmax(0.001, high - low)));
-        r->freq[i] = (float)(plain * (1 - share) + plain / factor * share);
+        const double plain = pow(k.base, -2.0 * i / (double)k.n_rot) / r->freq[i];
+        double share = k.linear ? 1 : 0; /* of the interpolated frequency, plain / factor */
+        if (k.yarn) share = fmin(1, fmax(0, (i - low) / fmax(0.001, high - low)));
+        r->freq[i] = (float)(plain * (1 - share) + plain / k.factor * share);
     }
-    const char *how = linear       ? ", linear"
-                      : yarn       ? ", yarn"
-                      : by_length  ? ", longrope"
-                      : has_tensor ? ", llama3 factors"
-                                   : "";
+    const char *how = k.linear                          ? ", linear"
+                      : k.yarn                          ? ", yarn"
+                      : by_length                       ? ", longrope"
+                      : te_gguf_find_tensor(g, factors) ? ", llama3 factors"
+                                                        : "";
     const int n = snprintf(r->text, sizeof r->text, "%s, base %g%s", r->kind == PI_ROPE_NORM ? "norm" : "neox",
-                           (double)base, how);
-    if ((linear || yarn) && n > 0 && (size_t)n < sizeof r->text)
-        snprintf(r->text + n, sizeof r->text - (size_t)n, " x%g", (double)factor);
+                           (double)k.base, how);
+    if ((k.linear || k.yarn) && n > 0 && (size_t)n < sizeof r->text)
+        snprintf(r->text + n, sizeof r->text - (size_t)n, " x%g", (double)k.factor);
     return PI_OK;
 }
 
