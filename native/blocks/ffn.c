@@ -357,6 +357,25 @@ static pi_status read_curve(const pi_model *m, int32_t i, te_xielu *out) {
     return PI_OK;
 }
 
+static pi_status bind_predictor(pi_model *m, int32_t i, int32_t n_ff, pi_ffn *l) {
+    const pi_model_info *c = &m->info;
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc1.weight", i), 0, c->n_embd, true, &l->fc1));
+    if (!l->fc1.w) {
+        if (te_gguf_is_powerinfer(m->file->gguf))
+            return PI_FAIL(PI_ERROR_FORMAT,
+                           "the file has no tensor blk.%d.fc1.weight, the predictor of a PowerInfer model", i);
+        return PI_OK;
+    }
+    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc2.weight", i), n_ff, l->fc1.n_rows, false, &l->fc2));
+    if (l->fc1.n_rows > m->max_rank) m->max_rank = l->fc1.n_rows;
+    const te_type_info *type = m->options.predictor_type < 0 ? NULL : te_type_get(m->options.predictor_type);
+    if (type && (c->n_embd % type->block_weights || l->fc1.n_rows % type->block_weights))
+        return PI_FAIL(PI_ERROR_ARGUMENT,
+                       "the predictor of layer %d (rank %d, width %d) cannot be %s, which has blocks of %d", i,
+                       l->fc1.n_rows, c->n_embd, type->name, type->block_weights);
+    return PI_OK;
+}
+
 static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     const pi_model_info *c = &m->info;
     const pi_arch *a = m->arch;
@@ -398,21 +417,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     if (!a->gated) PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_up.bias", i), n_ff, !a->bias, &l->up_b));
     PI_TRY(pi_bind_vec(m, pi_name_of("blk.%d.ffn_down%s.bias", i, l->down_t.w ? "_t" : ""), c->n_embd, !a->bias,
                        &l->down_b));
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc1.weight", i), 0, c->n_embd, true, &l->fc1));
-    if (!l->fc1.w) {
-        if (te_gguf_is_powerinfer(m->file->gguf))
-            return PI_FAIL(PI_ERROR_FORMAT,
-                           "the file has no tensor blk.%d.fc1.weight, the predictor of a PowerInfer model", i);
-        return PI_OK;
-    }
-    PI_TRY(pi_bind_mat(m, pi_name_of("blk.%d.fc2.weight", i), n_ff, l->fc1.n_rows, false, &l->fc2));
-    if (l->fc1.n_rows > m->max_rank) m->max_rank = l->fc1.n_rows;
-    const te_type_info *type = m->options.predictor_type < 0 ? NULL : te_type_get(m->options.predictor_type);
-    if (type && (c->n_embd % type->block_weights || l->fc1.n_rows % type->block_weights))
-        return PI_FAIL(PI_ERROR_ARGUMENT,
-                       "the predictor of layer %d (rank %d, width %d) cannot be %s, which has blocks of %d", i,
-                       l->fc1.n_rows, c->n_embd, type->name, type->block_weights);
-    return PI_OK;
+    return bind_predictor(m, i, n_ff, l);
 }
 
 static int32_t matrices(pi_block *b, pi_block_mat out[PI_BLOCK_MATS]) {

@@ -1,6 +1,5 @@
 /* arch.c - the table of architectures. */
 #include <stdio.h>
-#include <string.h>
 
 #include "model.h"
 
@@ -550,9 +549,9 @@ static const pi_arch table[] = {
 
 enum { N_ARCH = sizeof table / sizeof *table };
 
-const pi_arch *pi_arch_find(const char *name, size_t n) {
+const pi_arch *pi_arch_find(te_str name) {
     for (size_t i = 0; i < N_ARCH; i++)
-        if (strlen(table[i].name) == n && !memcmp(table[i].name, name, n)) return &table[i];
+        if (te_str_is(name, table[i].name)) return &table[i];
     return NULL;
 }
 

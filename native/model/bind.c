@@ -16,6 +16,15 @@ struct pi_vector {
     _Alignas(void *) float data[];
 };
 
+/* Memory that the model keeps until it is closed; NULL: there is none. */
+static void *keep(pi_model *m, size_t n_bytes) {
+    struct pi_vector *b = malloc(pi_add(sizeof *b, n_bytes));
+    if (!b) return NULL;
+    b->next = m->vectors;
+    m->vectors = b;
+    return b->data;
+}
+
 pi_name pi_name_of(const char *format, ...) {
     pi_name n;
     va_list args;
@@ -125,12 +134,10 @@ pi_status pi_bind_mats(pi_model *m, pi_name name, int32_t n, int32_t rows, int32
 /* All of a tensor as floats; its n weights are in the file. */
 static pi_status keep_floats(pi_model *m, const te_gguf_tensor *t, const char *name, int64_t n, const float **out) {
     PI_TRY(check_type(t, name));
-    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
-    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%lld floats)", name, (long long)n);
-    te_dequantize_row(t->type, t->data, b->data, n);
-    b->next = m->vectors;
-    m->vectors = b;
-    *out = b->data;
+    float *values = keep(m, pi_mul(sizeof *values, (size_t)n));
+    if (!values) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for tensor %s (%lld floats)", name, (long long)n);
+    te_dequantize_row(t->type, t->data, values, n);
+    *out = values;
     m->info.n_weight_bytes += t->n_bytes;
     m->info.n_parameters += (uint64_t)n;
     return PI_OK;
@@ -172,31 +179,21 @@ pi_status pi_bind_values(pi_model *m, pi_name name, int32_t n, bool optional, co
 }
 
 pi_status pi_bind_room(pi_model *m, int64_t n, float **out) {
-    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
-    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %lld floats", (long long)n);
-    b->next = m->vectors;
-    m->vectors = b;
-    *out = b->data;
-    return PI_OK;
+    *out = keep(m, pi_mul(sizeof **out, (size_t)n));
+    return *out ? PI_OK : PI_FAIL(PI_ERROR_MEMORY, "out of memory for %lld floats", (long long)n);
 }
 
 pi_status pi_bind_constant(pi_model *m, int32_t n, float value, const float **out) {
-    struct pi_vector *b = malloc(sizeof *b + sizeof(float) * (size_t)n);
-    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for %d floats", n);
-    for (int32_t i = 0; i < n; i++) b->data[i] = value;
-    b->next = m->vectors;
-    m->vectors = b;
-    *out = b->data;
+    float *values;
+    PI_TRY(pi_bind_room(m, n, &values));
+    for (int32_t i = 0; i < n; i++) values[i] = value;
+    *out = values;
     return PI_OK;
 }
 
 pi_status pi_bind_parts(pi_model *m, int32_t n, const void ***out) {
-    struct pi_vector *b = malloc(sizeof *b + sizeof(void *) * (size_t)n);
-    if (!b) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d matrices", n);
-    b->next = m->vectors;
-    m->vectors = b;
-    *out = (const void **)(void *)b->data;
-    return PI_OK;
+    *out = keep(m, pi_mul(sizeof **out, (size_t)n));
+    return *out ? PI_OK : PI_FAIL(PI_ERROR_MEMORY, "out of memory for the places of %d matrices", n);
 }
 
 pi_status pi_bind_ffn_norm(pi_model *m, int32_t i, pi_norm *out) {

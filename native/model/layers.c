@@ -17,8 +17,8 @@ static pi_status choose_predictor(pi_model *m, bool has_mlp) {
     int32_t kind = has_mlp ? PI_PREDICTOR_MLP : PI_PREDICTOR_NONE;
     PI_TRY(te_gguf_get_str(g, "powerinfer.predictor", &text, &found));
     if (found) {
-        const bool sign = text.n == 4 && memcmp(text.p, "sign", 4) == 0;
-        if (!sign && !(text.n == 3 && memcmp(text.p, "mlp", 3) == 0))
+        const bool sign = te_str_is(text, "sign");
+        if (!sign && !te_str_is(text, "mlp"))
             return PI_FAIL(PI_ERROR_UNSUPPORTED, "powerinfer.predictor is \"%.*s\"; mlp and sign are known",
                            (int)(text.n < 40 ? text.n : 40), text.p);
         kind = sign ? PI_PREDICTOR_SIGN : PI_PREDICTOR_MLP;

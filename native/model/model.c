@@ -31,9 +31,7 @@ static pi_status read_activation(pi_model *m) {
     PI_TRY(te_gguf_get_str(g, "powerinfer.hidden_act", &text, &found));
     if (found) {
         size_t i = 0;
-        while (i < sizeof names / sizeof *names &&
-               (strlen(names[i].name) != text.n || memcmp(names[i].name, text.p, text.n) != 0))
-            i++;
+        while (i < sizeof names / sizeof *names && !te_str_is(text, names[i].name)) i++;
         if (i == sizeof names / sizeof *names)
             return PI_FAIL(PI_ERROR_UNSUPPORTED,
                            "powerinfer.hidden_act is \"%.*s\"; relu, drelu, relu2, silu, gelu and gelu_tanh are known",
@@ -341,7 +339,7 @@ static pi_status open_model(pi_model *m) {
     PI_TRY(check_predictor_type(m->options.predictor_type));
     PI_TRY(te_gguf_get_str(g, "general.architecture", &name, &found));
     if (!found) return PI_FAIL(PI_ERROR_FORMAT, "the file has no key general.architecture");
-    m->arch = pi_arch_find(name.p, name.n);
+    m->arch = pi_arch_find(name);
     if (!m->arch) {
         char known[900]; /* a sentence has 1024 */
         pi_arch_names(known, sizeof known);

@@ -93,8 +93,8 @@ typedef struct pi_arch {
     bool rope_unless;        /* there is a RoPE unless rope.scaling.finetuned is false (Granite) */
     const char *output_norm; /* the last norm's name; NULL: output_norm */
 } pi_arch;
-const pi_arch *pi_arch_find(const char *name, size_t n);
-void pi_arch_names(char *out, size_t n); /* "llama, bamboo, ...", as far as n bytes hold it */
+const pi_arch *pi_arch_find(te_str name); /* or NULL */
+void pi_arch_names(char *out, size_t n);  /* "llama, bamboo, ...", as far as n bytes hold it */
 
 typedef struct pi_memory { /* of te_os_alloc */
     void *p;

@@ -38,8 +38,6 @@ typedef struct scaling {
     bool linear, yarn;
 } scaling;
 
-static bool is_word(te_str s, const char *word) { return s.n == strlen(word) && !memcmp(s.p, word, s.n); }
-
 static pi_status read_scaling(const te_gguf *g, const char *arch, int32_t n_embd_head, int32_t n_ctx_train,
                               bool by_length, scaling *out) {
     scaling k = {.n_rot = n_embd_head,
@@ -69,9 +67,9 @@ static pi_status read_scaling(const te_gguf *g, const char *arch, int32_t n_embd
     if (k.factor == 0) k.factor = 1; /* some converters write 0 for "no scaling" */
     if (!(k.factor >= 1) || !isfinite(k.factor))
         return PI_FAIL(PI_ERROR_FORMAT, "%s.rope.scaling.factor is %g, must be at least 1", arch, (double)k.factor);
-    k.linear = is_word(type, "linear");
-    k.yarn = is_word(type, "yarn");
-    if (!k.linear && !k.yarn && !is_word(type, "none") && !(by_length && is_word(type, "longrope")))
+    k.linear = te_str_is(type, "linear");
+    k.yarn = te_str_is(type, "yarn");
+    if (!k.linear && !k.yarn && !te_str_is(type, "none") && !(by_length && te_str_is(type, "longrope")))
         return PI_FAIL(PI_ERROR_UNSUPPORTED, "RoPE scaling \"%.*s\" is not known (none, linear, yarn and longrope are)",
                        (int)(type.n < 40 ? type.n : 40), type.p);
     if (!isfinite(k.attn_factor) || !isfinite(k.log_multiplier) || k.log_multiplier < 0)

@@ -46,6 +46,7 @@ typedef struct te_str {
     const char *p;
     size_t n;
 } te_str;
+bool te_str_is(te_str s, const char *text);
 
 /* One key and its value. data points into the mapping and may be unaligned. For a string: its bytes (n_bytes long). For
  * an array: the elements as they stand in the file (strings: u64 length and bytes, one after the other; nested arrays

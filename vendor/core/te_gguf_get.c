@@ -8,6 +8,8 @@
 static const char *const type_names[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                          "bool", "string", "array", "u64", "i64", "f64"};
 
+bool te_str_is(te_str s, const char *text) { return s.n == strlen(text) && (!s.n || !memcmp(s.p, text, s.n)); }
+
 const te_kv *te_gguf_part_find(const te_gguf_part *p, const char *key) {
     return te_gguf_index_find(&p->kv_index, (te_str){key, strlen(key)});
 }

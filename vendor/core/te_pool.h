@@ -3,8 +3,12 @@
  * Every member runs the same straight-line code on its own share (SPMD); a barrier stands wherever one member reads
  * what another wrote:
  *
- *     static void step(void *ctx, te_team *team) { half_of_the_work(ctx, team->ith, team->nth); te_barrier(team);
- * the_rest(...); } te_pool_run(pool, step, ctx);            // the calling thread is member 0
+ *     static void step(void *ctx, te_team *team) {
+ *         half_of_the_work(ctx, team->ith, team->nth);
+ *         te_barrier(team);
+ *         the_rest(ctx, team->ith, team->nth);
+ *     }
+ *     te_pool_run(pool, step, ctx); // the calling thread is member 0
  */
 #ifndef TE_POOL_H
 #define TE_POOL_H

@@ -1,7 +1,7 @@
 /* te_ops.h - operations of a whole team. Every member calls them with the same arguments; each computes its share.
  * Unless said otherwise they do NOT end in a barrier: call te_barrier before another member's share is read, and
- * before an input
- * of the operation is overwritten. Results are the same bits for the same inputs and number of members. */
+ * before an input of the operation is overwritten. Results are the same bits for the same inputs and number of
+ * members. */
 #ifndef TE_OPS_H
 #define TE_OPS_H
 
@@ -72,16 +72,16 @@ void te_op_linear_t(te_team *team, te_workspace *ws, const te_mat *w, const floa
  *     gated:   g = gate_j . x_t;  if skip and act(g) == 0: done, up and down are not read for this token
  *              u = up_j . x_t;  h = act(g) * u   (DRELU: relu(g) * relu(u))
  *     ungated: h = act(up_j . x_t + up_bias[j])
- *              with gate_add and up_add (or NULL), [t*ld_add + j] of them is added to gate_j . x_t and up_j . x_t
  *     y_t += h * down_j      (not read if skip and h == 0 for all tokens)
+ * gate_add and up_add, if not NULL: [t*ld_add + j] of them is added to gate_j . x_t and up_j . x_t.
  * skip is allowed for RELU, DRELU and RELU2 only; with skip false all rows of the list are read (verification, SiLU).
  * hidden, if not NULL: h is stored, hidden[t*ld_hidden + j] (only entries of the list and mask are written). If down.w
  * is NULL, that is all.
  * x: [n_tok][cols]. y: [n_tok][cols], added to. One or a few tokens: cost is one pass over the rows in memory
  * whatever n_tok (a pass takes up to 32 tokens; more are taken in as many passes as it needs).
- * Contains one barrier, or none where h is stored; ends without one. Neurons are shared out by position in the list, contiguous parts, so that the
- * sums have a fixed order; with a NULL row list (all neurons) skip true and false give the same bits for a RELU layer.
- * A token's sum has the bits that it has alone where the list is NULL or by_neuron is set. */
+ * Contains one barrier, or none where h is stored; ends without one. Neurons are shared out by position in the list,
+ * contiguous parts, so that the sums have a fixed order; with a NULL row list (all neurons) skip true and false give the
+ * same bits for a RELU layer. A token's sum has the bits that it has alone where the list is NULL or by_neuron is set. */
 typedef struct te_ffn {
     te_mat gate; /* gate.w NULL: ungated */
     te_mat up;
