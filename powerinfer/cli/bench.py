@@ -8,13 +8,13 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._engine import machine
 from .._engine.devices import choose_devices
 from .._engine.file import ModelFile, find_model
 from .._engine.loader import Loader, summary
-from .._engine.session import Model, Sparsity, pool_size
+from .._engine.session import Model, Session, Sparsity, pool_size
 from .._engine.types import SPARSITY
 from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
@@ -30,6 +30,9 @@ from ..models.bench import (
 )
 from .options import Parser, add_model, add_predictor, devices, vram_budget
 from .table import columns, output_width, paragraph
+
+if TYPE_CHECKING:
+    from ..models.bench.drafts import DraftResult
 
 EXAMPLES = """
 powerinfer bench model.gguf
@@ -180,13 +183,7 @@ def main(args: argparse.Namespace) -> int:
                     about["budgets"] = list(loader.plan.budgets)
                 if args.threshold is not None:
                     session.set_threshold(args.threshold)
-                modes: list[Sparsity] = []
-                for mode in together:
-                    session.set_sparsity(mode)
-                    name: Any = session.info.sparsity
-                    if name not in modes and (n_threads, name) not in digests:
-                        modes.append(name)
-                        digests[n_threads, name] = logits_digest(session)
+                modes = digest_modes(session, together, n_threads, digests)
                 resident, huge = resident_pages()
                 about |= {"resident_bytes": resident, "resident_huge_bytes": huge}
                 for case in wanted:
@@ -205,8 +202,22 @@ def main(args: argparse.Namespace) -> int:
                         digest = digests[n_threads, result.sparsity]
                         print(json.dumps({**about, "logits": digest, **asdict(result)}), flush=True)
     if not args.json:
-        show(about, results, digests, n_bytes)
+        show(about, results, digests)
     return 0
+
+
+def digest_modes(
+    session: Session, asked: Sequence[Sparsity], n_threads: int, digests: dict[tuple[int, str], str]
+) -> list[Sparsity]:
+    """The modes that these become and that have no digest yet; now they have."""
+    modes: list[Sparsity] = []
+    for mode in asked:
+        session.set_sparsity(mode)
+        name: Any = session.info.sparsity
+        if name not in modes and (n_threads, name) not in digests:
+            modes.append(name)
+            digests[n_threads, name] = logits_digest(session)
+    return modes
 
 
 def bench_drafts(args: argparse.Namespace) -> int:
@@ -273,6 +284,12 @@ def bench_drafts(args: argparse.Namespace) -> int:
         return 0
     if plan is not None:
         print(paragraph(plan, width=_text_width()))
+    show_drafts(name, found)
+    return 0
+
+
+def show_drafts(name: str, found: Sequence[DraftResult]) -> None:
+    """Prints a line for each result; the first is the one without drafts."""
     rows = [[name, "right", "tokens/s", "gain", "tokens/step", "accepted"]]
     for r in found:
         right = "" if not r.n_draft else "own" if r.right is None else f"{r.right:.0%}"
@@ -287,7 +304,6 @@ def bench_drafts(args: argparse.Namespace) -> int:
             ]
         )
     print(*columns(rows, right=range(1, 6)), sep="\n")
-    return 0
 
 
 def _rights(text: str) -> list[float | None]:
@@ -342,9 +358,7 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def show(
-    about: dict[str, Any], results: Sequence[Result], digests: dict[tuple[int, str], str], n_bytes: int
-) -> None:
+def show(about: dict[str, Any], results: Sequence[Result], digests: dict[tuple[int, str], str]) -> None:
     """Prints the results for people, in lines of at most 80 characters if the names are not too long."""
     size = about["model_bytes"]
     types = ", ".join(

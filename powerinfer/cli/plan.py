@@ -151,7 +151,7 @@ def main(args: argparse.Namespace) -> int:
         cpu = make_plan(model, vram_budget=0, **known)
         if not one:
             if not budgets:
-                budgets = default_budgets(args, model, cpu)
+                budgets = default_budgets(args, cpu)
             return sweep(args, model, cpu, budgets, known)
         if args.import_gpuidx:
             plan = import_gpuidx(
@@ -215,7 +215,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def default_budgets(args: argparse.Namespace, model: Model, cpu: Plan) -> list[Gib]:
+def default_budgets(args: argparse.Namespace, cpu: Plan) -> list[Gib]:
     """Sizes that cards have, up to the first that holds the whole model."""
     sizes = set(SWEEP)
     if args.gpu:

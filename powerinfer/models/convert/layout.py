@@ -128,15 +128,33 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         notes.append("the layer behind the others guesses at further tokens: with --mtp it drafts")
     if hyper.n_next > 1:
         notes.append(f"of {hyper.n_next} such layers the first drafts; --no-mtp leaves all out")
-    if hyper.rope is not None and hyper.rope.kind == "llama3":
-        divisors = np.array(llama3_divisors(hyper.rope, hyper.d_rot or hyper.d_head), np.float32)
-        out["rope_freqs.weight"] = StoredTensor("rope_freqs.weight", "F32", divisors)
-    if hyper.rope is not None and hyper.rope.kind == "longrope":
-        for name, factors in (("short", hyper.rope.short), ("long", hyper.rope.long)):
-            name = f"rope_factors_{name}.weight"
-            out[name] = StoredTensor(name, "F32", np.array(factors, np.float32))
+    out.update(_rope_tensors(hyper))
     left = [name for name in checkpoint if name not in used]
-    unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name) and name not in set(skipped)]
+    notes += _check_left(checkpoint, hyper, [name for name in left if name not in set(skipped)])
+    if is_tied and head_name in used:
+        left.append(head_name)
+    if any(isinstance(tensor, Packed) for tensor in out.values()):
+        notes.append("the experts stay in MXFP4, as they are published")
+    return Layout(out, tuple(left), tuple(notes), keys)
+
+
+def _rope_tensors(hyper: Hyper) -> dict[str, FileTensor]:
+    """Factors of the frequencies, which a file has as tensors."""
+    rope = hyper.rope
+    if rope is None:
+        return {}
+    factors: dict[str, Any] = {}
+    if rope.kind == "llama3":
+        factors["rope_freqs.weight"] = llama3_divisors(rope, hyper.d_rot or hyper.d_head)
+    if rope.kind == "longrope":
+        factors = {"rope_factors_short.weight": rope.short, "rope_factors_long.weight": rope.long}
+    return {name: StoredTensor(name, "F32", np.array(f, np.float32)) for name, f in factors.items()}
+
+
+def _check_left(checkpoint: Checkpoint, hyper: Hyper, left: list[str]) -> list[str]:
+    """Notes on tensors that no file has. Raises FormatError for one with weights that answers need."""
+    unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name)]
+    notes = []
     if hyper.experts is not None and hyper.experts.has_predictors:
         predictors = [name for name in unknown if _PREDICTOR.search(name)]
         unknown = [name for name in unknown if name not in set(predictors)]
@@ -153,11 +171,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
             f"{checkpoint.folder} has a tensor {unknown[0]:.200}{more}, which a {hyper.family} model of "
             f"{hyper.n_layer} layers does not: the answers would be wrong without it"
         )
-    if is_tied and head_name in used:
-        left.append(head_name)
-    if any(isinstance(tensor, Packed) for tensor in out.values()):
-        notes.append("the experts stay in MXFP4, as they are published")
-    return Layout(out, tuple(left), tuple(notes), keys)
+    return notes
 
 
 def _named(
