@@ -187,6 +187,8 @@ static void run_moves(void *ctx, te_team *team) {
     }
 }
 
+pi_status pi_model_team(pi_model *m) { return m->team ? PI_OK : (pi_status)te_pool_new(te_os_n_cores(), &m->team); }
+
 static pi_status move_all(pi_model *m, copy_task *t, pi_memory *out) {
     if (!t->n) return PI_OK;
     PI_TRY(pi_model_team(m));

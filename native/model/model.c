@@ -389,8 +389,6 @@ float pi_model_threshold(const pi_model *m, int32_t layer) {
     return m && layer >= 0 && layer < m->info.n_layer ? pi_threshold_of(&m->layer[layer]) : NAN;
 }
 
-pi_status pi_model_team(pi_model *m) { return m->team ? PI_OK : (pi_status)te_pool_new(te_os_n_cores(), &m->team); }
-
 static pi_status lock_and_prefault(pi_model *m, int32_t part, int32_t n_parts) {
     for (int32_t i = 0; i < te_gguf_n_parts(m->file->gguf); i++) {
         size_t n;

@@ -327,7 +327,7 @@ static inline int32_t pi_value_width(const pi_model *m, const pi_attention *a) {
     return m->latent_rank ? m->latent_rank : a->n_embd_head;
 }
 
-/* model.c: makes m->team. Errors: MEMORY. */
+/* copy.c: makes m->team, the threads that load. Errors: MEMORY. */
 pi_status pi_model_team(pi_model *m);
 
 /* copy.c: moves what must be moved of a layer's matrices, or of embeddings and output, into memory of its own. On an

@@ -371,6 +371,11 @@ static uint64_t scratch_bytes(const pi_model *m, const pi_plan_options *o) {
     return n;
 }
 
+double pi_head_us(const pi_cost *cost, const pi_plan_options *o, bool on_device, bool uses_device) {
+    const double rate = on_device ? o->gpu_bytes_per_s : o->cpu_bytes_per_s;
+    return cost->head_read / (rate * 1e-6) + (uses_device && !on_device ? o->handover_us : 0);
+}
+
 /* What helps with the head begins later, by the way of x. */
 static void helper_cost(const pi_model *m, const pi_plan_options *o, pi_cost *out) {
     const int32_t n = m->info.n_vocab, rows = n / 16 * 7 / 64 * 64;

@@ -58,11 +58,6 @@ static void evaluate_layer(pi_plan *p, const pi_cost *cost, const pi_plan_option
     out->us = pi_layer_us(t);
 }
 
-double pi_head_us(const pi_cost *cost, const pi_plan_options *o, bool on_device, bool uses_device) {
-    const double rate = on_device ? o->gpu_bytes_per_s : o->cpu_bytes_per_s;
-    return cost->head_read / (rate * 1e-6) + (uses_device && !on_device ? o->handover_us : 0);
-}
-
 static void add_layer(pi_plan_info *i, const pi_cost *cost, const pi_plan_layer *y, int32_t l) {
     const pi_layer_cost *c = &cost->layer[l];
     const int32_t n_cold = c->n - y->n_hot;

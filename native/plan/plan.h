@@ -132,6 +132,8 @@ pi_layer_time pi_cost_time(const pi_cost *c, const pi_plan_options *o, int32_t l
 int32_t pi_cost_kept(const pi_cost *c, const pi_plan_options *o, int32_t l, int32_t m);
 /* Which part of the bytes of the cold neurons, 0 to 1, the device best reads by zero-copy; n_pcie and active_pcie are 0. */
 double pi_cost_zero_copy(const pi_cost *c, const pi_plan_options *o, int32_t l, const pi_share *n);
+/* Time of the head, with the way of x to the CPU if that has it and a device is used. */
+double pi_head_us(const pi_cost *cost, const pi_plan_options *o, bool on_device, bool uses_device);
 static inline double pi_ffn_read(const pi_layer_cost *c, double n, double active) {
     return n * c->always_read + active * c->active_read;
 }
@@ -185,7 +187,6 @@ static inline void pi_set_pcie(pi_plan *p, int32_t l, int32_t j) {
 void pi_plan_evaluate(pi_plan *p, const pi_cost *cost, const pi_plan_options *o);
 /* Sets the least and the most that a plan of this model takes on a device. */
 void pi_plan_extremes(const pi_model *m, const pi_cost *cost, const pi_plan_options *o, pi_plan_info *i);
-double pi_head_us(const pi_cost *cost, const pi_plan_options *o, bool on_device, bool uses_device);
 typedef struct pi_size_text {
     char text[32];
 } pi_size_text;
