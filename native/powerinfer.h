@@ -118,18 +118,18 @@ pi_status pi_quantize(int32_t type, const float *src, int64_t n_rows, int64_t n_
 
 typedef struct pi_model pi_model;
 
-typedef enum pi_activation { /* of the feed-forward */
-                             PI_ACTIVATION_AUTO =
-                                 -1, /* what the file says (powerinfer.hidden_act), else the architecture's own */
-                             PI_ACTIVATION_RELU = 0,  /* relu(gate) * up; ungated: relu(up) */
-                             PI_ACTIVATION_DRELU = 1, /* relu(gate) * relu(up) */
-                             PI_ACTIVATION_SILU = 2,
-                             PI_ACTIVATION_GELU = 3,      /* the exact one */
-                             PI_ACTIVATION_GELU_TANH = 4, /* the approximation by tanh (Gemma) */
-                             PI_ACTIVATION_CLAMPED = 5,   /* gpt-oss: g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u =
-                                                          up within -7 and 7; a model has it or not, no option */
-                             PI_ACTIVATION_RELU2 = 6,     /* relu(gate)^2 * up; ungated: relu(up)^2 */
-                             PI_ACTIVATION_XIELU = 7      /* of up, a curve for each layer (Apertus); no option */
+/* Of the feed-forward. */
+typedef enum pi_activation {
+    PI_ACTIVATION_AUTO = -1, /* what the file says (powerinfer.hidden_act), else the architecture's own */
+    PI_ACTIVATION_RELU = 0,  /* relu(gate) * up; ungated: relu(up) */
+    PI_ACTIVATION_DRELU = 1, /* relu(gate) * relu(up) */
+    PI_ACTIVATION_SILU = 2,
+    PI_ACTIVATION_GELU = 3,      /* the exact one */
+    PI_ACTIVATION_GELU_TANH = 4, /* the approximation by tanh (Gemma) */
+    PI_ACTIVATION_CLAMPED = 5,   /* gpt-oss: g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within -7 and 7; a
+                                    model has it or not, no option */
+    PI_ACTIVATION_RELU2 = 6,     /* relu(gate)^2 * up; ungated: relu(up)^2 */
+    PI_ACTIVATION_XIELU = 7      /* of up, a curve for each layer (Apertus); no option */
 } pi_activation;
 
 typedef enum pi_predictor {
@@ -143,12 +143,11 @@ typedef enum pi_predictor {
 typedef struct pi_model_options {
     int32_t activation; /* pi_activation */
     int32_t predictor;  /* pi_predictor */
-    int32_t
-        predictor_type; /* ggml's number of a format that pi_quantize knows: pi_model_load rewrites fc1 and fc2; -1: as
-                               in the file */
-    int32_t
-        use_mmap; /* 1: weights stay in the file's mapping; 0: pi_model_load copies them into memory of huge pages, a
-                           ReLU neuron's rows side by side */
+    /* ggml's number of a format that pi_quantize knows: pi_model_load rewrites fc1 and fc2; -1: as in the file. */
+    int32_t predictor_type;
+    /* 1: weights stay in the file's mapping; 0: pi_model_load copies them into memory of huge pages, a ReLU neuron's rows
+     * side by side. */
+    int32_t use_mmap;
     int32_t use_mlock; /* 1: keep the weights in RAM; MEMORY if the limit forbids it */
     int32_t prefault;  /* 1: pi_model_load reads all weights in, so that the first tokens do not wait for the disk */
     int32_t next_head; /* 1: not the model but its head that guesses at a further token (NextN, MTP): the first layer
@@ -246,20 +245,19 @@ typedef struct pi_session_options {
     const int32_t *device_index; /* which devices of that kind the plan's are; NULL: 0, 1, 2 ... */
     pi_progress progress;        /* called while weights are brought to devices, or NULL */
     void *progress_ctx;
-    int32_t wait_ms; /* how long a step waits for a device, and a device for the CPU, before it fails; 0: a minute
-                              and ten */
-    int32_t
-        count_neurons; /* 1: count which neurons fire, for pi_session_counts; takes 4 bytes per neuron of a layer on a
-                              device there, which the plan must be made for */
-    int32_t
-        timeline; /* 1: keep when each side of a step did what, for pi_session_timeline; a GPU takes some microseconds a
-                         layer more */
-    int32_t
-        no_pinning; /* 1: weights in host memory are not registered with a device's driver, which keeps their pages in
-                           RAM; prompts then bring them over through a small buffer, which is slower */
-    int32_t
-        no_lookahead; /* 1: rows of the CPU's neurons or experts are not fetched by a device's guess a layer ahead; for
-                             measuring what that gains. Answers of neurons may differ by rounding */
+    /* How long a step waits for a device, and a device for the CPU, before it fails; 0: a minute, and ten. */
+    int32_t wait_ms;
+    /* 1: count which neurons fire, for pi_session_counts; takes 4 bytes per neuron of a layer on a device there, which the
+     * plan must be made for. */
+    int32_t count_neurons;
+    /* 1: keep when each side of a step did what, for pi_session_timeline; a GPU takes some microseconds a layer more. */
+    int32_t timeline;
+    /* 1: weights in host memory are not registered with a device's driver, which keeps their pages in RAM; prompts then
+     * bring them over through a small buffer, which is slower. */
+    int32_t no_pinning;
+    /* 1: rows of the CPU's neurons or experts are not fetched by a device's guess a layer ahead; for measuring what that
+     * gains. Answers of neurons may differ by rounding. */
+    int32_t no_lookahead;
     int32_t frozen_experts; /* 1: a mixture's experts stay on the side where the plan puts them, so that the same input
                                gives the same bits; 0: those that are used more move to the device */
     int32_t n_guesses; /* of recurrent layers: of so many tokens that are generated together the state behind each is
@@ -282,9 +280,8 @@ typedef struct pi_session_info {
     int32_t n_zero_copy;             /* neurons of all layers whose rows devices read in host memory */
     uint64_t n_unmapped_bytes;       /* of weights in host memory, which a device's driver refused to register */
     int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions; of layers that see all of them */
-    int32_t
-        n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all layers hold all */
-    int32_t n_mixed; /* tokens of prompts and of others' next ones that devices compute together at most; 0: none */
+    int32_t n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all hold all */
+    int32_t n_mixed;  /* tokens of prompts and of others' next ones that devices compute together at most; 0: none */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
@@ -313,8 +310,7 @@ typedef enum pi_token_kind {
  * fastest for the whole chunk). A prompt's tokens (PROMPT and SCORED) are computed by matrix products. So a prompt
  * has the same bits however it is cut into batches, if it is cut where pi_chunk_end says. A batch that brings less than
  * 16 tokens of a sequence for these products, or an n_batch of less than 16, has all of them computed one by one, as
- * GENERATED ones are. More than 16 GENERATED tokens of a sequence in a
- * batch are computed as SCORED. */
+ * GENERATED ones are. More than 16 GENERATED tokens of a sequence in a batch are computed as SCORED. */
 typedef struct pi_batch {
     int32_t n_tokens;
     const int32_t *token;
@@ -369,8 +365,8 @@ int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
- * the new positions). UNSUPPORTED for models with learned positions (OPT) or recurrent layers, and where a window would reach into the first
- * n_keep positions, which layers with a window no longer hold. */
+ * the new positions). UNSUPPORTED for models with learned positions (OPT), with recurrent layers or with norms of keys
+ * behind RoPE, and where a window would reach into the first n_keep positions, which layers with a window no longer hold. */
 pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
 /* A sequence's K, V and states as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
  * (checked by a header). */
@@ -497,9 +493,9 @@ void pi_sampler_reset(pi_sampler *sampler, uint64_t seed);
 pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t token, pi_sampler *sampler,
                           int32_t *next);
 /* The same of many: pi_session_feed, then the i-th of n samplers, no two of which are the same, chooses by the logits of
- * row[i] and accepts chosen[i], shared out among the session's threads (beside a device among up to 8 of them). chosen[i] is
- * -1 where that failed: the same choice tells why once more. Errors: of pi_session_feed; ARGUMENT for a row that the batch does not have, or a sampler of another
- * n_vocab: then nothing was fed. */
+ * row[i] and accepts chosen[i], shared out among the session's threads (beside a device among up to 8 of them).
+ * chosen[i] is -1 where that failed: the same choice tells why once more. Errors: of pi_session_feed; ARGUMENT for a row
+ * that the batch does not have, or a sampler of another n_vocab: then nothing was fed. */
 pi_status pi_session_feed_choose(pi_session *session, const pi_batch *batch, int32_t n, const int32_t *row,
                                  pi_sampler *const *sampler, int32_t *chosen);
 
@@ -518,8 +514,8 @@ typedef struct pi_rounds {
     int32_t *chosen;    /* [most][n] as of pi_session_feed_choose */
 } pi_rounds;
 /* Runs rounds until one has chosen an end token, or a choice has failed, or no more may begin: at least one. Then
- * rounds->state tells how many; where another one was begun and failed, nothing of that one was computed. Errors: of pi_session_feed_choose, then as
- * well. */
+ * rounds->state tells how many; where another one was begun and failed, nothing of that one was computed. Errors: of
+ * pi_session_feed_choose, then as well. */
 pi_status pi_session_rounds(pi_session *session, pi_rounds *rounds);
 /* For another thread: waits until more than `seen` rounds are done, or no more come, and returns how many are done. */
 int32_t pi_rounds_wait(const pi_rounds *rounds, int32_t seen);
@@ -678,20 +674,20 @@ typedef struct pi_gpu {
  * this process (cuInit): a child forked afterwards cannot use CUDA, one that is executed anew can. */
 pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu);
 
-/* Moments of a layer that lies on a device, and of the CPU's part in it. */
-typedef enum pi_moment { /* on the device, these ended: */
-                         PI_MOMENT_QKV,
-                         PI_MOMENT_ATTENTION,
-                         PI_MOMENT_OUTPUT,  /* attention's output product */
-                         PI_MOMENT_PREDICT, /* the predictor's first layer; the CPU is sent the input */
-                         PI_MOMENT_MARKS,   /* its second, of cold neurons; the CPU is sent the marks */
-                         PI_MOMENT_HOT,     /* hot neurons */
-                         PI_MOMENT_MERGE,   /* the CPU's sum has come and was added */
-                         /* on the CPU, by its first thread: */
-                         PI_MOMENT_INPUT,  /* the input is there */
-                         PI_MOMENT_LIST,   /* marked neurons are listed */
-                         PI_MOMENT_ANSWER, /* their sum is sent */
-                         PI_MOMENTS
+/* Moments of a layer that lies on a device: what ended there; and, from INPUT on, of the CPU's part in it, by its first
+ * thread. */
+typedef enum pi_moment {
+    PI_MOMENT_QKV,
+    PI_MOMENT_ATTENTION,
+    PI_MOMENT_OUTPUT,  /* attention's output product */
+    PI_MOMENT_PREDICT, /* the predictor's first layer; the CPU is sent the input */
+    PI_MOMENT_MARKS,   /* its second, of cold neurons; the CPU is sent the marks */
+    PI_MOMENT_HOT,     /* hot neurons */
+    PI_MOMENT_MERGE,   /* the CPU's sum has come and was added */
+    PI_MOMENT_INPUT,   /* the input is there */
+    PI_MOMENT_LIST,    /* marked neurons are listed */
+    PI_MOMENT_ANSWER,  /* their sum is sent */
+    PI_MOMENTS
 } pi_moment;
 /* Of a layer in the last step of a session with options.timeline: when that was, us[PI_MOMENTS], in microseconds since the
  * step began; negative: it was not. Errors: ARGUMENT. */
