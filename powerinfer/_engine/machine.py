@@ -37,14 +37,8 @@ _MOST_GPUS = 64
 
 
 def cpu_name() -> str:
-    """The processor's name as it says it itself."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    """The processor's name as it says it itself, or else what kind it is."""
+    return machine_info().cpu or platform.processor() or platform.machine()
 
 
 def available_bytes() -> int | None:

@@ -20,9 +20,8 @@ class TextStream:
 
     tokenizer: gives the bytes of tokens. stop: strings that end the text; the one that is completed first
     counts, and neither it nor what follows is given out. special: also show control tokens: all, or those of
-    a set. prompt: the
-    tokens before the first one pushed; they matter only where the tokenizer puts a space before a text and
-    the prompt has no text of its own.
+    a set. prompt: the tokens before the first one pushed; they matter only where the tokenizer puts a space
+    before a text and the prompt has no text of its own.
 
     Bytes that cannot be UTF-8 become U+FFFD, but only once that is certain. Not thread-safe.
     """

@@ -40,10 +40,13 @@ def test_a_text_follows_its_grammar(llama: OpenLlama, which: str, relu_path: Pat
     assert "".join(parts) == result["text"]
 
 
-def test_what_may_end_and_what_must(llama: OpenLlama) -> None:
+@pytest.mark.parametrize("notation", ["regex", "lark"])
+def test_what_may_end_and_what_must(llama: OpenLlama, notation: str) -> None:
     llm = llama()
     tokenizer = llm.tokenizer
-    constraint = LlamaGrammar.from_regex("a{2,3}").constraint(tokenizer)
+    by_regex = notation == "regex"
+    grammar = LlamaGrammar.from_regex("a{2,3}") if by_regex else LlamaGrammar.from_lark("start: /a{2,3}/")
+    constraint = grammar.constraint(tokenizer)
     (a,) = tokenizer.encode("a", add_bos=False, space_prefix=False)
     eos = llm.token_eos()
     for n, may_end in ((1, False), (2, True)):

@@ -4,9 +4,9 @@
  * Layout, little endian:
  *   1. magic[4], version u32, n_tensors u64, n_kv u64
  *   2. n_kv pairs: key string (u64 length, bytes), value type u32, value (an array is: element type u32, count u64,
- * elements)
+ *      elements)
  *   3. n_tensors infos: name string, n_dims u32, dims u64[n_dims] (dims[0] contiguous), type u32, offset u64 into the
- * data
+ *      data
  *   4. padding to general.alignment (default 32), then the data
  * A model may be split into files NAME-00001-of-0000N.gguf with the keys split.no, split.count and split.tensors.count;
  * opening any one of them opens all, as one. */

@@ -21,8 +21,7 @@ typedef struct te_expert {
 } te_expert;
 
 /* y[t] (+)= sum over t's routes, in their order, of weight * down_e . (act(gate_e . x[t]) * (up_e . x[t])), or
- * down_e . act(up_e . x[t]) without a gate, with the biases;
- * add false: tokens without a route get 0. */
+ * down_e . act(up_e . x[t]) without a gate, with the biases; add false: tokens without a route get 0. */
 typedef struct te_mixture {
     const te_expert *expert; /* [n_experts] those of a token always in the same order */
     int32_t n_experts;
@@ -43,9 +42,8 @@ typedef struct te_mixture {
 } te_mixture;
 
 /* By row kernels, for up to 32 tokens: each gets the bits that it gets alone. Whatever is read of an expert is read once
- * for all of its tokens; members share its bytes. te_op_experts_pack comes first, which asks the
- * matrices for their formats alone, then a barrier; contains barriers, ends
- * without one. counts: added to. */
+ * for all of its tokens; members share its bytes. te_op_experts_pack comes first, which asks the matrices for their
+ * formats alone, then a barrier; contains barriers, ends without one. counts: added to. */
 void te_op_experts_pack(const te_team *team, te_workspace *ws, const te_mat *gate, const te_mat *up, const float *x,
                         size_t ldx, int32_t n_tok);
 void te_op_experts(te_team *team, te_workspace *ws, const te_mixture *m, te_ffn_counts *counts);
