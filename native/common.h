@@ -1,4 +1,4 @@
-/* common.h - what every file of native/ needs: statuses, reference counts, checked sizes. */
+/* common.h - what every file of native/ needs: statuses, reference counts, checked sizes, the smaller and the larger. */
 #ifndef PI_COMMON_H
 #define PI_COMMON_H
 
@@ -33,5 +33,11 @@ static inline size_t pi_add(size_t a, size_t b) {
     size_t r;
     return __builtin_add_overflow(a, b, &r) ? SIZE_MAX : r;
 }
+
+static inline int32_t pi_min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
+static inline int32_t pi_max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
+static inline int64_t pi_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t pi_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline uint64_t pi_max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 #endif

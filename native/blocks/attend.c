@@ -277,8 +277,6 @@ static void join(const pi_session *s, const pi_attention *w, int32_t t, int32_t 
 
 /* ---- all of a chunk ---- */
 
-static int32_t blocks(int32_t n_pos) { return (n_pos + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
-
 /* Of a prompt's tokens, at most how many make a run, so that there is a piece for each member. */
 static int32_t longest_run(const pi_session *s, const pi_attention *w) {
     enum { LEAST_ROWS = 16 };
@@ -312,14 +310,15 @@ static query_run run_before(const pi_session *s, const pi_attention *w, int32_t 
     for (; n < most && end - n > least; n++) {
         const int32_t t = end - n - 1;
         if (c->seq[t] != c->seq[end - 1] || c->pos[t] != last - n) break;
-        if (few && (blocks(c->pos[t] + 1) != blocks(last + 1) || first_seen(w, c->pos[t]) / PI_KV_BLOCK != begin))
+        if (few &&
+            (pi_kv_blocks(c->pos[t] + 1) != pi_kv_blocks(last + 1) || first_seen(w, c->pos[t]) / PI_KV_BLOCK != begin))
             break;
     }
     query_run r = {.t = end - n, .n = n, .n_pos = last + 1, .n_slot = few ? s->room.n_slot : 1, .n_parts = 1};
     r.begin = first_seen(w, c->pos[r.t]) / PI_KV_BLOCK * PI_KV_BLOCK;
     r.prompt = !few;
     r.tile = !few || group >= s->model->kernels->gemm.min_tok;
-    r.n_parts = between(blocks(r.n_pos - r.begin) * PI_KV_BLOCK / PI_ATTENTION_PART, 1, r.n_slot);
+    r.n_parts = between(pi_kv_blocks(r.n_pos - r.begin) * PI_KV_BLOCK / PI_ATTENTION_PART, 1, r.n_slot);
     return r;
 }
 
@@ -370,7 +369,7 @@ void pi_attend_chunk(pi_session *s, te_team *team, int32_t l, int32_t from) {
     bool open = false, joined = true;
     for (int32_t end = c->n_tok; end > from;) {
         const query_run r = run_before(s, block, end, from);
-        const int32_t n_blocks = blocks(r.n_pos - r.begin), parts = r.n_parts;
+        const int32_t n_blocks = pi_kv_blocks(r.n_pos - r.begin), parts = r.n_parts;
         joined &= parts == 1;
         while (lo < hi && lo < first + (int64_t)nkv * parts) {
             const int32_t i = (int32_t)(lo - first), part = i % parts;

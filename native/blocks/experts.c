@@ -187,8 +187,6 @@ static void run(pi_block_run *r) {
 
 static void prepare(pi_block_run *r) { pi_make_input(r, r->from); }
 
-static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
-
 /* The keys of a router. */
 static pi_status read_router(pi_model *m, int32_t i, pi_experts *w) {
     const te_gguf *g = m->file->gguf;
@@ -353,7 +351,7 @@ static pi_status bind(pi_model *m, int32_t i, pi_block *b) {
     m->info.expert_gating = (int32_t)w->gating;
     const int64_t n_neurons = (int64_t)w->n_used * w->n_ff + w->n_ff_shared;
     m->info.n_neurons = n_neurons < INT32_MAX ? (int32_t)n_neurons : INT32_MAX;
-    m->n_ff_expert = larger(m->n_ff_expert, larger(w->n_ff, w->n_ff_shared));
+    m->n_ff_expert = pi_max_i32(m->n_ff_expert, pi_max_i32(w->n_ff, w->n_ff_shared));
     return PI_OK;
 }
 

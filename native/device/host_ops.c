@@ -38,14 +38,12 @@ bool pi_host_begin_op(pi_device *dev, uint64_t kind, int32_t n_tok) {
     return goes_on(dev);
 }
 
-static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
-
 /* Room for operations of so many tokens, columns and rows. */
 bool pi_host_reserve_work(pi_host_device *d, int32_t n_tok, int32_t cols, int32_t rows) {
     const te_workspace_limits have = d->limits, want = {.n_threads = 1,
-                                                        .max_tok = larger(n_tok, have.max_tok),
-                                                        .max_cols = larger(cols, have.max_cols),
-                                                        .max_rows = larger(rows, have.max_rows)};
+                                                        .max_tok = pi_max_i32(n_tok, have.max_tok),
+                                                        .max_cols = pi_max_i32(cols, have.max_cols),
+                                                        .max_rows = pi_max_i32(rows, have.max_rows)};
     if (d->ws && want.max_tok == have.max_tok && want.max_cols == have.max_cols && want.max_rows == have.max_rows)
         return true;
     te_workspace_free(d->ws);
@@ -113,7 +111,7 @@ void pi_host_linear(pi_device *dev, const te_linear_args *a) {
         const te_product *p = &a->product[i];
         mix_mat(d, &p->w);
         pi_host_mix(d, p->y);
-        rows = larger(rows, p->w.n_rows);
+        rows = pi_max_i32(rows, p->w.n_rows);
         product[i] = (te_linear){.w = p->w, .bias = p->bias, .y = p->y, .ldy = p->ldy, .add = p->add != NULL};
     }
     const size_t n = (size_t)a->cols;
@@ -282,9 +280,9 @@ static void adapt(pi_host_device *d, const te_adapter *w, bool turned, const flo
 
 static void run_ffn(pi_host_device *d, const te_ffn_args *a) {
     const int32_t n = a->up.n_rows, n_embd = a->up.cols,
-                  rank = larger(a->gate_adapter.b.cols, larger(a->up_adapter.b.cols, a->down_adapter.b.cols));
+                  rank = pi_max_i32(a->gate_adapter.b.cols, pi_max_i32(a->up_adapter.b.cols, a->down_adapter.b.cols));
     const size_t pairs = (size_t)a->n_tok * (size_t)n, row = (size_t)n_embd;
-    const int32_t most = larger(larger(n_embd, n), rank);
+    const int32_t most = pi_max_i32(pi_max_i32(n_embd, n), rank);
     if (!pi_host_reserve_work(d, a->n_tok, most, most)) return;
     /* Hidden values, and a byte of mask each; normed inputs; then scores. */
     const size_t mask_floats = (pairs + 3) / 4, inputs = (pairs + mask_floats + 15) / 16 * 16,

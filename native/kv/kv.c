@@ -7,23 +7,19 @@
 #include "../../vendor/core/te_os.h"
 #include "../../vendor/core/te_types.h"
 
-static int32_t blocks_of(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
-static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
-static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
-
 /* ---- sizes ---- */
 
-static int32_t keep_of(int32_t window, int32_t n_batch) { return window + max_i32(n_batch, PI_KV_BLOCK); }
+static int32_t keep_of(int32_t window, int32_t n_batch) { return window + pi_max_i32(n_batch, PI_KV_BLOCK); }
 
 /* Of the pool of windows: what all sequences may hold, unless the full pool has less. */
 static int32_t window_blocks(const pi_kv_shape *s, int32_t window) {
-    const int64_t each = min_i32(blocks_of(keep_of(window, s->n_batch)) + 1, blocks_of(s->n_ctx)),
+    const int64_t each = pi_min_i32(pi_kv_blocks(keep_of(window, s->n_batch)) + 1, pi_kv_blocks(s->n_ctx)),
                   all = each * s->n_seq;
-    return all < blocks_of(s->n_pool) ? (int32_t)all : blocks_of(s->n_pool);
+    return all < pi_kv_blocks(s->n_pool) ? (int32_t)all : pi_kv_blocks(s->n_pool);
 }
 
 static int32_t layer_blocks(const pi_kv_shape *s, const pi_attention *a) {
-    return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : blocks_of(s->n_pool);
+    return pi_kv_has_window(s->n_ctx, a) ? window_blocks(s, a->window) : pi_kv_blocks(s->n_pool);
 }
 
 size_t pi_kv_row_bytes(const pi_model *m, const pi_attention *a, bool is_v, int32_t type) {
@@ -37,7 +33,7 @@ uint64_t pi_kv_layer_bytes(const pi_model *m, const pi_kv_shape *s, const pi_att
 
 static bool pool_init(pi_kv *kv, int32_t p, int32_t n_blocks) {
     pi_kv_pool *pool = &kv->pool[p];
-    const int32_t per_seq = blocks_of(kv->n_ctx);
+    const int32_t per_seq = pi_kv_blocks(kv->n_ctx);
     *pool = (pi_kv_pool){.n_blocks = n_blocks};
     pool->refs = calloc((size_t)n_blocks, sizeof *pool->refs);
     pool->free_ = calloc((size_t)n_blocks, sizeof *pool->free_);
@@ -90,7 +86,7 @@ pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, con
     }
     kv->seq = calloc((size_t)shape->n_seq, sizeof *kv->seq);
     kv->layer = calloc((size_t)n_layer, sizeof *kv->layer);
-    bool ok = kv->seq && kv->layer && pool_init(kv, PI_KV_FULL, blocks_of(shape->n_pool));
+    bool ok = kv->seq && kv->layer && pool_init(kv, PI_KV_FULL, pi_kv_blocks(shape->n_pool));
     if (ok && kv->n_pools > 1) ok = pool_init(kv, PI_KV_WINDOW, window_blocks(shape, kv->window));
     for (int32_t l = 0; ok && l < n_layer; l++) ok = layer_init(kv, l);
     const pi_status states =
@@ -143,7 +139,7 @@ void pi_kv_give_back(pi_kv *kv, int32_t p, int32_t block) {
 }
 
 /* The first position that the token behind the first n sees in a layer with a window. */
-static int32_t first_seen(const pi_kv *kv, int32_t n) { return max_i32(n + 1 - kv->window, 0); }
+static int32_t first_seen(const pi_kv *kv, int32_t n) { return pi_max_i32(n + 1 - kv->window, 0); }
 
 int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
     if (n >= kv->seq[seq].length) return kv->seq[seq].length;
@@ -153,9 +149,9 @@ int32_t pi_kv_reachable(const pi_kv *kv, int32_t seq, int32_t n) {
 
 int32_t pi_kv_blocks_needed(const pi_kv *kv, int32_t p, int32_t seq, int32_t from, int32_t to) {
     const pi_table *t = &kv->seq[seq].of[p];
-    const int32_t end = from < to ? blocks_of(to) : 0;
-    int32_t n = max_i32(end - t->n, 0);
-    for (int32_t b = max_i32(from / PI_KV_BLOCK, t->first); b < t->n && b < end; b++)
+    const int32_t end = from < to ? pi_kv_blocks(to) : 0;
+    int32_t n = pi_max_i32(end - t->n, 0);
+    for (int32_t b = pi_max_i32(from / PI_KV_BLOCK, t->first); b < t->n && b < end; b++)
         n += kv->pool[p].refs[t->block[b]] > 1;
     return n;
 }
@@ -178,7 +174,7 @@ static void copy_block(pi_kv *kv, int32_t p, int32_t to, int32_t from) {
 void pi_kv_own(pi_kv *kv, int32_t p, int32_t seq, int32_t from, int32_t to) {
     pi_kv_pool *pool = &kv->pool[p];
     pi_table *t = &kv->seq[seq].of[p];
-    for (int32_t b = max_i32(from / PI_KV_BLOCK, t->first); b < t->n && b < blocks_of(to); b++) {
+    for (int32_t b = pi_max_i32(from / PI_KV_BLOCK, t->first); b < t->n && b < pi_kv_blocks(to); b++) {
         const int32_t old = t->block[b];
         if (pool->refs[old] == 1) continue;
         t->block[b] = take(pool);
@@ -198,7 +194,7 @@ void pi_kv_extend(pi_kv *kv, int32_t seq, int32_t to) {
         pi_table *t = &s->of[p];
         if (p == PI_KV_WINDOW) let_go(kv, p, t, pi_kv_kept_from(kv, to) / PI_KV_BLOCK);
         pi_kv_own(kv, p, seq, s->length, to);
-        while (t->n < blocks_of(to)) t->block[t->n++] = take(&kv->pool[p]);
+        while (t->n < pi_kv_blocks(to)) t->block[t->n++] = take(&kv->pool[p]);
     }
     s->length = to;
 }
@@ -209,7 +205,7 @@ bool pi_kv_has_room(const pi_kv *kv, int32_t seq, int32_t n, int32_t from) {
         const pi_table *t = &kv->seq[seq].of[p];
         int32_t room = pool->n_free;
         for (int32_t b = t->first; b < t->n; b++) room += pool->refs[t->block[b]] == 1;
-        if (blocks_of(n) - (p == PI_KV_WINDOW ? from / PI_KV_BLOCK : 0) > room) return false;
+        if (pi_kv_blocks(n) - (p == PI_KV_WINDOW ? from / PI_KV_BLOCK : 0) > room) return false;
     }
     return true;
 }
@@ -219,7 +215,7 @@ void pi_kv_renew(pi_kv *kv, int32_t seq, int32_t n, int32_t from) {
     for (int32_t p = 0; p < kv->n_pools; p++) {
         pi_table *t = &kv->seq[seq].of[p];
         t->first = t->n = p == PI_KV_WINDOW ? from / PI_KV_BLOCK : 0;
-        while (t->n < blocks_of(n)) t->block[t->n++] = take(&kv->pool[p]);
+        while (t->n < pi_kv_blocks(n)) t->block[t->n++] = take(&kv->pool[p]);
     }
     kv->seq[seq].length = n;
 }
@@ -229,7 +225,7 @@ void pi_kv_cut(pi_kv *kv, int32_t seq, int32_t n_keep) {
     pi_states_copy(&kv->states, seq, seq, s->length, n_keep);
     for (int32_t p = 0; p < kv->n_pools; p++) {
         pi_table *t = &s->of[p];
-        while (t->n > max_i32(blocks_of(n_keep), t->first)) pi_kv_give_back(kv, p, t->block[--t->n]);
+        while (t->n > pi_max_i32(pi_kv_blocks(n_keep), t->first)) pi_kv_give_back(kv, p, t->block[--t->n]);
         if (n_keep == 0) t->first = t->n = 0;
     }
     s->length = n_keep;
@@ -246,7 +242,7 @@ void pi_kv_copy(pi_kv *kv, int32_t dst, int32_t src, int32_t n) {
     for (int32_t p = 0; n > 0 && p < kv->n_pools; p++) {
         pi_table *to = &d->of[p];
         to->first = s->of[p].first;
-        to->n = blocks_of(n);
+        to->n = pi_kv_blocks(n);
         for (int32_t i = to->first; i < to->n; i++) {
             to->block[i] = s->of[p].block[i];
             kv->pool[p].refs[to->block[i]]++;

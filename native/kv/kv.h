@@ -73,6 +73,9 @@ typedef struct pi_kv {
     pi_states states;    /* of recurrent layers */
 } pi_kv;
 
+/* Blocks that hold n positions. */
+static inline int32_t pi_kv_blocks(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
+
 /* Errors: MEMORY. */
 pi_status pi_kv_init(pi_kv *kv, const pi_model *m, const pi_kv_shape *shape, const pi_kv_device *device);
 void pi_kv_free(pi_kv *kv);

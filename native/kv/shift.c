@@ -8,17 +8,14 @@
 #include "../../vendor/cpu/te_kernels.h"
 #include "kv.h"
 
-static int32_t blocks_of(int32_t n) { return (n + PI_KV_BLOCK - 1) / PI_KV_BLOCK; }
-static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
-
 pi_status pi_kv_shift_begin(pi_kv *kv, int32_t seq, int32_t n_keep, int32_t n_drop, pi_kv_shift *out) {
     pi_seq *s = &kv->seq[seq];
     const int32_t length = s->length - n_drop;
     pi_table *t = &s->of[PI_KV_WINDOW];
     const bool whole = pi_kv_held_from(kv, seq) > n_keep; /* all that windows hold moves */
     const int32_t down = whole ? n_drop / PI_KV_BLOCK : 0,
-                  first = max_i32(t->first - down, whole ? blocks_of(n_keep) : 0),
-                  seen = max_i32(length + 1 - kv->window, 0);
+                  first = pi_max_i32(t->first - down, whole ? pi_kv_blocks(n_keep) : 0),
+                  seen = pi_max_i32(length + 1 - kv->window, 0);
     const int32_t to[PI_KV_POOLS] = {length, whole ? s->length : length};
     *out = (pi_kv_shift){.seq = seq,
                          .length = length,
@@ -85,7 +82,7 @@ void pi_kv_shift_part(pi_kv *kv, const pi_kv_shift *shift, int32_t part, int32_t
 pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratch) {
     const pi_model *m = kv->model;
     const pi_seq *s = &kv->seq[shift->seq];
-    const size_t n = (size_t)blocks_of(kv->n_ctx);
+    const size_t n = (size_t)pi_kv_blocks(kv->n_ctx);
     size_t most_k = 0, most_v = 0; /* of a block */
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_kv_layer *at = &kv->layer[l];
@@ -111,7 +108,7 @@ pi_status pi_kv_shift_devices(pi_kv *kv, const pi_kv_shift *shift, float *scratc
             if (nv) kv->device.read(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }
         for (int32_t h = 0; h < at->n_head; h++) move_head(kv, l, h, &here, shift, k, v, scratch);
-        for (int32_t b = first; b < blocks_of(shift->length); b++) {
+        for (int32_t b = first; b < pi_kv_blocks(shift->length); b++) {
             kv->device.write(kv->device.ctx, l, false, (size_t)t->block[b] * nk, k + (size_t)b * nk, nk);
             if (nv) kv->device.write(kv->device.ctx, l, true, (size_t)t->block[b] * nv, v + (size_t)b * nv, nv);
         }

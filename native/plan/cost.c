@@ -250,8 +250,6 @@ static uint64_t converted(te_mat m) {
     return m.w ? pi_space_converted(m.type, (uint64_t)m.n_rows, (uint64_t)m.cols) : 0;
 }
 
-static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 /* Of all matrices that a prompt is multiplied with. */
 static uint64_t largest_converted(const pi_model *m) {
     uint64_t n = 0;
@@ -262,13 +260,13 @@ static uint64_t largest_converted(const pi_model *m) {
             const int32_t n_mats = w->block[i].kind->matrices(&w->block[i], mats);
             for (int32_t k = 0; k < n_mats; k++)
                 if (mats[k].use != PI_MAT_PREDICTOR && mats[k].use != PI_MAT_HEADS)
-                    n = most(n, converted(*mats[k].mat));
+                    n = pi_max_u64(n, converted(*mats[k].mat));
         }
         for (int32_t k = 0; w->adapter && k < PI_N_ADAPT; k++)
-            n = most(n, most(converted(w->adapter[k].a), converted(w->adapter[k].b)));
+            n = pi_max_u64(n, pi_max_u64(converted(w->adapter[k].a), converted(w->adapter[k].b)));
     }
-    n = most(n, most(converted(m->output_adapter.a), converted(m->output_adapter.b)));
-    return most(n, converted(m->output));
+    n = pi_max_u64(n, pi_max_u64(converted(m->output_adapter.a), converted(m->output_adapter.b)));
+    return pi_max_u64(n, converted(m->output));
 }
 
 /* Host memory that kernels read: the file, and what loading moves of layers (copy.c), whether it has or will. Copies of all
@@ -293,7 +291,7 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
                         .n_ff = (uint64_t)i->n_ff,
                         .n_head = (uint64_t)i->n_head,
                         .n_embd_head = (uint64_t)i->n_embd_head,
-                        .n_inner = most((uint64_t)m->state_out, m->cuts_gates ? (uint64_t)i->n_ff : 0),
+                        .n_inner = pi_max_u64((uint64_t)m->state_out, m->cuts_gates ? (uint64_t)i->n_ff : 0),
                         .sign_words = (uint64_t)m->sign_words,
                         .adapter_rank = m->adapted_ffn ? (uint64_t)m->adapter_rank : 0,
                         .gated = i->is_gated,
@@ -305,9 +303,9 @@ static pi_space_shape shape(const pi_model *m, const pi_plan_options *o) {
         s.by_output |= w && stays_by_output(m, w);
         const pi_experts *e = pi_experts_of(&m->layer[l]);
         if (!e) continue;
-        s.n_expert = most(s.n_expert, (uint64_t)e->n_expert);
-        s.n_used = most(s.n_used, (uint64_t)e->n_used);
-        s.n_ff_expert = most(s.n_ff_expert, (uint64_t)(e->n_ff > e->n_ff_shared ? e->n_ff : e->n_ff_shared));
+        s.n_expert = pi_max_u64(s.n_expert, (uint64_t)e->n_expert);
+        s.n_used = pi_max_u64(s.n_used, (uint64_t)e->n_used);
+        s.n_ff_expert = pi_max_u64(s.n_ff_expert, (uint64_t)(e->n_ff > e->n_ff_shared ? e->n_ff : e->n_ff_shared));
     }
     return s;
 }
@@ -429,7 +427,7 @@ pi_status pi_cost_new(const pi_model *m, const pi_plan_options *o, pi_cost *out)
     helper_cost(m, o, out);
     out->scratch_bytes = scratch_bytes(m, o);
     if (o->n_batch > PI_SMALL_BATCH)
-        out->staging_bytes = PI_STAGES * most(largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES, least);
+        out->staging_bytes = PI_STAGES * pi_max_u64(largest < PI_STAGE_BYTES ? largest : PI_STAGE_BYTES, least);
     return PI_OK;
 }
 

@@ -11,9 +11,6 @@ enum {
     ROW_MAX = 16      /* generated tokens of a sequence in a batch that are for row kernels */
 };
 
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-
 void pi_chunk_choose_kernels(const pi_session *s, const pi_cut *c, int32_t *of_seq) {
     const pi_batch *b = c->batch;
     const bool narrow = s->options.n_batch < PRODUCT_MIN;
@@ -65,7 +62,7 @@ static bool several_generate(const pi_batch *b, int32_t i) {
 
 int32_t pi_chunk_mixed(const pi_session *s) {
     if (!s->hybrid || prompts_are_dense(s) || !pi_hybrid_is_resident(s->hybrid)) return 0;
-    return (int32_t)min_i64(s->options.n_batch, PI_MANY);
+    return (int32_t)pi_min_i64(s->options.n_batch, PI_MANY);
 }
 
 /* How many tokens are a chunk of prompts' tokens and, behind them, those of several that generate; 0: there is none. */
@@ -88,7 +85,7 @@ int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
     const pi_batch *b = c->batch;
     const int32_t left = b->n_tokens - first, most = left < s->options.n_batch ? left : s->options.n_batch;
     if (!s->hybrid) return cpu_length(s, c->by_row + first, most);
-    const int32_t mixed = mixed_length(s, c, first, (int32_t)min_i64(left, pi_chunk_mixed(s)));
+    const int32_t mixed = mixed_length(s, c, first, (int32_t)pi_min_i64(left, pi_chunk_mixed(s)));
     if (mixed) return mixed;
     int32_t n = 1, n_logits = pi_batch_has_logits(b, first);
     for (; n < most && n_logits < s->hybrid->max_logits; n++) {
@@ -168,11 +165,11 @@ static int64_t by_products(int64_t n_prompt) { return n_prompt > PRODUCT_MIN ? (
 
 static int32_t computed_alike(int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
     if (n_same > n_held_prompt) return n_same;
-    int64_t n = min_i64(n_same, min_i64((int64_t)n_held_prompt, (int64_t)n_prompt) - 1);
+    int64_t n = pi_min_i64(n_same, pi_min_i64((int64_t)n_held_prompt, (int64_t)n_prompt) - 1);
     const int64_t last = by_products(n_prompt), held_last = by_products(n_held_prompt);
-    if (n >= last && last == held_last) return (int32_t)max_i64(n, 0);
-    n = min_i64(n, min_i64(last, held_last));
-    return (int32_t)(n == last ? n : max_i64(min_i64(n, last - PRODUCT_MIN), 0));
+    if (n >= last && last == held_last) return (int32_t)pi_max_i64(n, 0);
+    n = pi_min_i64(n, pi_min_i64(last, held_last));
+    return (int32_t)(n == last ? n : pi_max_i64(pi_min_i64(n, last - PRODUCT_MIN), 0));
 }
 
 int32_t pi_prefix_reusable(const pi_session *s, int32_t seq, int32_t n_same, int32_t n_held_prompt, int32_t n_prompt) {
@@ -187,27 +184,27 @@ int32_t pi_prefix_reusable(const pi_session *s, int32_t seq, int32_t n_same, int
 
 /* Where a part ends that no branch cuts short. */
 static int32_t part_end(const pi_prompt_rest *r) {
-    const int64_t first = r->first, generated = min_i64(r->generated_from, r->end),
-                  end = min_i64(r->end, max_i64(first, generated) + ROW_MAX);
+    const int64_t first = r->first, generated = pi_min_i64(r->generated_from, r->end),
+                  end = pi_min_i64(r->end, pi_max_i64(first, generated) + ROW_MAX);
     int64_t size = r->size;
-    const int64_t ahead = max_i64((int64_t)r->scored_from - first, 0); /* tokens before the first that is scored */
-    if (r->scored_to - first - ahead > r->max_scored) size = min_i64(size, r->max_scored + ahead);
+    const int64_t ahead = pi_max_i64((int64_t)r->scored_from - first, 0); /* tokens before the first that is scored */
+    if (r->scored_to - first - ahead > r->max_scored) size = pi_min_i64(size, r->max_scored + ahead);
     if (size <= 0) return r->first;
     if (end - first <= size) return (int32_t)end;
-    const int64_t last = max_i64(min_i64(generated, end), 0);
-    if (last - first < PRODUCT_MIN) return (int32_t)min_i64(first + size, end);
+    const int64_t last = pi_max_i64(pi_min_i64(generated, end), 0);
+    if (last - first < PRODUCT_MIN) return (int32_t)pi_min_i64(first + size, end);
     /* Both this chunk and what comes after it must bring enough tokens for matrix products. */
     int64_t cut = first + size;
     if (cut >= last) return (int32_t)last;
-    cut = max_i64(min_i64(cut, last - PRODUCT_MIN), first + PRODUCT_MIN);
+    cut = pi_max_i64(pi_min_i64(cut, last - PRODUCT_MIN), first + PRODUCT_MIN);
     return (int32_t)(cut <= last - PRODUCT_MIN ? cut : last);
 }
 
 int32_t pi_chunk_end(const pi_prompt_rest *r) {
     if (!r || r->first < 0 || r->end < r->first) return -1;
     const int32_t end = part_end(r);
-    const int64_t last = max_i64(min_i64(r->generated_from, r->end), 0);
-    int64_t branch = min_i64(r->branch, last);
-    if (branch != last) branch = min_i64(branch, last - PRODUCT_MIN);
+    const int64_t last = pi_max_i64(pi_min_i64(r->generated_from, r->end), 0);
+    int64_t branch = pi_min_i64(r->branch, last);
+    if (branch != last) branch = pi_min_i64(branch, last - PRODUCT_MIN);
     return branch - r->first >= PRODUCT_MIN && branch < end ? (int32_t)branch : end;
 }

@@ -123,8 +123,6 @@ static size_t scratch_floats(const pi_session *s) {
     return n == SIZE_MAX ? n : (n + 31) / 16 * 16;
 }
 
-static int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
-
 static pi_kv_shape kv_shape(const pi_session_options *o) {
     return (pi_kv_shape){.n_ctx = o->n_ctx,
                          .n_pool = o->n_pool,
@@ -189,9 +187,10 @@ static pi_status open_session(pi_session *s) {
     const te_workspace_limits limits = {
         .n_threads = o->n_threads,
         .max_tok = o->n_batch,
-        .max_cols = max_i32(max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, max_i32(i->n_ff, m->n_ff_expert)),
-                            max_i32(max_i32(i->n_head * i->n_embd_head, max_i32(m->state_out, m->n_embd_layer)),
-                                    max_i32(m->max_rank, m->adapter_rank))),
+        .max_cols =
+            pi_max_i32(pi_max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, pi_max_i32(i->n_ff, m->n_ff_expert)),
+                       pi_max_i32(pi_max_i32(i->n_head * i->n_embd_head, pi_max_i32(m->state_out, m->n_embd_layer)),
+                                  pi_max_i32(m->max_rank, m->adapter_rank))),
         .max_rows = i->n_ff,
         .mixture = i->n_expert > 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
