@@ -412,7 +412,7 @@ def summary(plan: Plan) -> str:
     return (
         f"plan: {where}, attention of {n_device} of {len(plan.layers)} layers, {plan.hot_share:.0%} of the "
         f"{plan.model.unit}, which are {plan.carried:.0%} of those computed{zero_copy}; "
-        f"{plan.expected.tokens_per_s:.1f} tokens/s expected; statistics: {plan.statistics_source}; "
+        f"{plan.expected.tokens_per_s:.1f} tokens/s expected; statistics: {plan.statistics}; "
         f"PCIe: {plan.rates.pcie}"
     )
 

@@ -94,6 +94,7 @@ def devices_of(device: str | Sequence[str]) -> tuple[int, list[int]]:
 
 
 def name_of(names: dict[str, int], number: int) -> str:
+    """The name of the engine's number, or the number as text."""
     return next((name for name, value in names.items() if value == number), str(number))
 
 

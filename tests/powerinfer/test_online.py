@@ -73,7 +73,7 @@ def test_the_hit_rate_rises(path: Path) -> None:
             assert ids == answer(still, seed)[0]  # greedy answers do not change
         assert rates[0] < 0.2 and rates[-1] > 0.6, rates
         assert llm._placement is not None and llm._placement.n_changes == 1
-        assert llm.plan.statistics_kind == "given" and "while it answered" in llm.plan.statistics_source
+        assert llm.plan.statistics_kind == "given" and "while it answered" in llm.plan.statistics
         assert answer(still, 1)[1] < 0.2
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import UnsupportedError
+from .families.reading import ACTS
 from .hyper import Hyper
 from .rounding import rounded
 
@@ -22,7 +23,6 @@ Array = npt.NDArray[np.float32]
 
 # Floats in files, whatever the format of the matrices.
 _FLOATS = re.compile(r"(router|\.gate|norm|conv|conv1d|shared_expert_gate)(\.layer)?\.weight$")
-_ACTS = ("hidden_activation", "mlp_hidden_act", "activation_function", "hidden_act")
 
 
 def require_transformers(hyper: Hyper) -> None:
@@ -56,7 +56,7 @@ def transformers_logits(
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         for part in (config, getattr(config, "text_config", config)):
-            for name in _ACTS:
+            for name in ACTS:
                 if hasattr(part, name) and name in hyper.config:
                     setattr(part, name, hyper.config.values[name])
         loader = transformers.AutoModelForCausalLM

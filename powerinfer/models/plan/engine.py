@@ -4,7 +4,7 @@ rules."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,12 @@ import numpy.typing as npt
 
 from ..._engine import _native
 from ..._engine.session import Model
-from ..._engine.types import N_BATCH
+from ..._engine.types import KV_TYPE, N_BATCH, SPARSITY, name_of
 from ...errors import ArgumentError
 
 Ids = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.uint32]
 
-SPARSITY = {"auto": 0, "predicted": 1, "exact": 2, "dense": 3}
-KV_TYPE = {"f32": 0, "f16": 1, "q8_0": 8}
 _DEFAULTS = _native.lib.pi_plan_defaults()
 
 
@@ -214,6 +212,7 @@ class Result:
 
 
 def _number(what: str, names: dict[str, int], value: str) -> int:
+    """Of a name as plans have it: no other spelling, no number."""
     if value not in names:
         raise ArgumentError(f"{what} is {value!r}, it must be one of {', '.join(map(repr, names))}")
     return names[value]
@@ -261,7 +260,8 @@ def _options(
 def compute(
     model: Model, settings: Settings, rates: Rates, counts: Counts | None = None, n_tokens: int = 0
 ) -> Result:
-    """The best placement. counts: [n_layer, n_ff] how often each neuron fired over n_tokens.
+    """The best placement. counts: [n_layer, n_placed] how often each neuron fired over n_tokens, or of a
+    mixture each expert was used.
 
     Raises ArgumentError (values out of range, or a budget that is too small, and what would do),
     OutOfMemoryError.
@@ -330,11 +330,8 @@ def restore(model: Model, settings: Settings, rates: Rates, **placement: Any) ->
 def _read(plan: Any, asked: Settings) -> Result:
     i = _native.ffi.new("pi_plan_info *")
     _native.check(_native.lib.pi_plan_get_info(plan, i))
-    settings = Settings(
-        **{field.name: getattr(asked, field.name) for field in fields(Settings)}
-        | {name: getattr(i, name) for name in ("n_ctx", "n_pool", "n_seq", "n_batch")}
-        | {"sparsity": next(name for name, number in SPARSITY.items() if number == i.sparsity)}
-    )
+    sizes = {name: getattr(i, name) for name in ("n_ctx", "n_pool", "n_seq", "n_batch")}
+    settings = replace(asked, **sizes, sparsity=name_of(SPARSITY, i.sparsity))
     names = [field.name for field in fields(Expectation)]
     return Result(
         settings=settings,

@@ -22,10 +22,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ..._engine.model import Model
+from ..._engine.types import KV_TYPE, SPARSITY
 from ...errors import FileError, FormatError
 from .engine import (
-    KV_TYPE,
-    SPARSITY,
     DevicePlan,
     Expectation,
     Ids,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +183,7 @@ def check_predictor(
         )
     if sweep:
         trade_off = [
-            Setting(**{**vars(setting), "perplexity": result})
+            replace(setting, perplexity=result)
             for setting, result in zip(trade_off, results[2:], strict=True)
         ]
     sizes = predictor_sizes(model)

@@ -12,7 +12,8 @@ from ..rope import MAX_CTX, read_rope
 from . import FAMILIES
 from .family import Family
 
-_ACTS = ("hidden_activation", "mlp_hidden_act", "activation_function", "hidden_act")
+ACTS = ("hidden_activation", "mlp_hidden_act", "activation_function", "hidden_act")
+"""Where config.json has the activation."""
 _EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
@@ -39,7 +40,7 @@ def read_hyper(config: Settings, *, hidden_act: str = "") -> Hyper:
             )
     if hidden_act:
         names = ["hidden_act", "activation", "activation_function"]
-        names += [name for name in _ACTS if name in config]
+        names += [name for name in ACTS if name in config]
         config = Settings({**config.values, **dict.fromkeys(names, hidden_act)}, config.where)
     hyper = old.read_family(config, family) if isinstance(family, str) else _read(config, family)
     if hyper.rope is not None and hyper.d_head % 2:
@@ -143,7 +144,7 @@ def _read(c: Settings, row: Family) -> Hyper:
 
 
 def _activation(c: Settings, row: Family) -> tuple[str, float]:
-    name = next((name for name in _ACTS if name in c), "")
+    name = next((name for name in ACTS if name in c), "")
     if not name:
         return row.act, 0.0
     if (act := row.acts.get(c.text(name).lower())) is not None:
