@@ -361,15 +361,16 @@ pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
  * checkpoint, or 0: it makes one where a prompt's matrix products end (after each chunk of a long prompt), and before a feed
  * of several GENERATED tokens; those that were not used for longest give way. -1 if seq is out of range, or n negative. */
 int32_t pi_seq_reachable(const pi_session *session, int32_t seq, int32_t n);
-/* dst (dropped first) becomes the first n positions of src, a reachable number; whole blocks are shared until one side writes. */
+/* dst (dropped first) becomes the first n positions of src, a reachable number; whole blocks are shared until one
+ * side writes. */
 pi_status pi_seq_copy(pi_session *session, int32_t dst, int32_t src, int32_t n);
 pi_status pi_seq_drop(pi_session *session, int32_t seq);
 /* Context shift: keeps the first n_keep positions, drops the n_drop after them, moves the rest down (K is rotated to
  * the new positions). UNSUPPORTED for models with learned positions (OPT), with recurrent layers or with norms of keys
  * behind RoPE, and where a window would reach into the first n_keep positions, which layers with a window no longer hold. */
 pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t n_drop);
-/* A sequence's K, V and states as bytes, for saving. load replaces seq; the session must have the same model shape and KV types
- * (checked by a header). */
+/* A sequence's K, V and states as bytes, for saving. load replaces seq; the session must have the same model shape
+ * and KV types (checked by a header). */
 uint64_t pi_seq_state_bytes(const pi_session *session, int32_t seq);
 pi_status pi_seq_state_save(pi_session *session, int32_t seq, void *out, uint64_t n_bytes);
 pi_status pi_seq_state_load(pi_session *session, int32_t seq, const void *in, uint64_t n_bytes);

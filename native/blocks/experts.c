@@ -4,8 +4,9 @@
  *     y += sum over the chosen experts e of weight[e] * down_e . (act(gate_e . h) * (up_e . h))
  *     y += sigmoid(shared_router . h) * down_s . (act(gate_s . h) * (up_s . h))      where one expert is all tokens'
  *
- * Without gates (Nemotron-H) act(up_e . h) stands in both. Chosen are those with the largest p + choice_b; weight is p, in most models divided by the sum of the chosen p. Or
- * p = router . h as it is, and weight the softmax over the chosen p.
+ * Without gates (Nemotron-H) act(up_e . h) stands in both. Chosen are those with the largest p + choice_b; weight is
+ * p, in most models divided by the sum of the chosen p. Or p = router . h as it is, and weight the softmax over the
+ * chosen p.
  *
  * A route is a token and one of its experts. Routes are put in the order of the experts, so that an expert's matrices are
  * read once for all tokens that chose it, and those of the others not at all. Which kernels compute a route depends on its

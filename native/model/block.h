@@ -1,9 +1,10 @@
 /* block.h - what a layer is made of. A model is a table of layers, a layer a short list of blocks; a block reads the
  * residual stream, and what it gives is added to it.
  *
- * Each kind of block is one file that knows all about itself: which keys, tensors and matrices it has, how it is computed on
- * the CPU, and by `device` on a device; what else it costs is in plan/cost.c. What differs between architectures is data in these structs, set by bind from a row of the table
- * in model/arch.c. Shapes: [rows][cols], cols contiguous. */
+ * Each kind of block is one file that knows all about itself: which keys, tensors and matrices it has, how it is
+ * computed on the CPU, and by `device` on a device; what else it costs is in plan/cost.c. What differs between
+ * architectures is data in these structs, set by bind from a row of the table in model/arch.c. Shapes: [rows][cols],
+ * cols contiguous. */
 #ifndef PI_BLOCK_H
 #define PI_BLOCK_H
 

@@ -21,8 +21,8 @@ typedef struct pi_rope {
  * factors: the tensor that divides frequencies, "rope_freqs.weight" or one of longrope's. */
 pi_status pi_rope_init(pi_rope *r, pi_rope_kind kind, const te_gguf *g, const char *arch, int32_t n_embd_head,
                        int32_t n_ctx_train, bool yarn_exact, const char *factors);
-/* That of layers with a window, which some models have apart: rope.freq_base_swa, without scaling. base: where the file does not say it; 0:
- * that of the full ones. n_embd_head: of these layers, 0: the others'. */
+/* That of layers with a window, which some models have apart: rope.freq_base_swa, without scaling. base: where the
+ * file does not say it; 0: that of the full ones. n_embd_head: of these layers, 0: the others'. */
 pi_status pi_rope_init_window(pi_rope *r, const pi_rope *full, const te_gguf *g, const char *arch, float base,
                               int32_t n_embd_head);
 void pi_rope_free(pi_rope *r);

@@ -1,28 +1,35 @@
 /* plan.h - what a budget of device memory holds: sizes, times, and the choice between them.
  *
- * Bytes on the device. A matrix keeps its format: rows as in the file, each rounded up to 16 bytes, the whole to 256; q,
- * k and v are three matrices however the file stores them. Vectors (norms, biases) are floats, rounded up to 256. Of a
- * layer's FFN the rows of its hot neurons (gate, up, down), and lists as long as if all neurons were in them: ids, ids of
- * blocks, up's bias, counters if neurons are counted. A down matrix that stays stored by output (quantised, or of a model that is no ReLU model) gives the
- * columns of its hot neurons, which then are whole blocks of neighbours. K and V as the session's pool has them, and with them what
- * recurrent layers remember of all sequences, with checkpoints and places for guesses, and read and write for each token. A
- * predictor's last matrix lies there in two parts. token_embd stays in host memory, so an output matrix that is tied to it
- * counts in full. Each device that is used has work space (scratch_bytes in cost.c: the session's buffers, what kernels need
- * between them for n_batch tokens, and the driver's tables of the pages of the file and of
- * what loading moves), the driver's own memory (overhead_bytes), and, where it has a layer with cold neurons,
- * the buffers through which those of a prompt stream.
+ * Bytes on the device:
+ *     a matrix       keeps its format: rows as in the file, each rounded up to 16 bytes, the whole to 256; q, k and v are
+ *                    three matrices however the file stores them
+ *     a vector       (norms, biases) is floats, rounded up to 256
+ *     a layer's FFN  the rows of its hot neurons (gate, up, down), and lists as long as if all neurons were in them: ids,
+ *                    ids of blocks, up's bias, counters if neurons are counted. A down matrix that stays stored by output
+ *                    (quantised, or of a model that is no ReLU model) gives the columns of its hot neurons, which then
+ *                    are whole blocks of neighbours
+ *     K and V        as the session's pool has them, and with them what recurrent layers remember of all sequences, with
+ *                    checkpoints and places for guesses, and read and write for each token
+ *     a predictor    its last matrix lies there in two parts
+ *     the head       token_embd stays in host memory, so an output matrix that is tied to it counts in full
+ *     a device       that is used has work space (scratch_bytes in cost.c: the session's buffers, what kernels need
+ *                    between them for n_batch tokens, and the driver's tables of the pages of the file and of what
+ *                    loading moves), the driver's own memory (overhead_bytes), and, where it has a layer with cold
+ *                    neurons, the buffers through which those of a prompt stream
  *
  * Time of a layer, in us (bytes over rates; vectors are too small to count):
  *     on the CPU     (attention + predictor + K, V at half the context + FFN) / cpu + handover
- *     (blocks at the beginning of a layer that no device computes, such as heads of more than 256 values, are not among this: their
- *     matrices, K and V are read by the CPU on either side, and on the device cost a hand-over more)
  *     on the device  layer_us + (attention + predictor + K, V at half the context) / gpu
  *                    + max(ffn_us + hot / gpu, ffn_us + pcie / zero_copy, cold / cpu + handover)
- * Where attention and FFN read the same input (Falcon) the sides part before attention: attention, K and V then stand
- * in max, in front of what the device reads. ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are
- * not hot, as many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where zero_copy is 0, down is stored by
- * output, devices do not compute the format, or an adapter changes the feed-forward. From one device to another it takes a hand-over. The output matrix: bytes over the rate of its
- * side, with a hand-over on the CPU. If nothing at all lies on the device there are no hand-overs.
+ * ffn_us falls away without such neurons, handover without cold ones. pcie: the hottest of the neurons that are not hot, as
+ * many as make them as long as the cold ones or these as short as the hot ones, at most all of them; none where zero_copy
+ * is 0, down is stored by output, devices do not compute the format, or an adapter changes the feed-forward.
+ * Where attention and FFN read the same input (Falcon) the sides part before attention: attention, K and V then stand in
+ * max, in front of what the device reads.
+ * Blocks at the beginning of a layer that no device computes, such as heads of more than 256 values, are not among this:
+ * their matrices, K and V are read by the CPU on either side, and on the device cost a hand-over more.
+ * From one device to another it takes a hand-over. The output matrix: bytes over the rate of its side, with a hand-over on
+ * the CPU. If nothing at all lies on the device there are no hand-overs.
  * Where the first layer's device is not the last layer's, it has nothing to do while that computes the head: it has a copy of
  * some of the head's rows then, if that fits and saves more than a hand-over, and computes these where one token is all. The
  * sums above do not count it.

@@ -1,8 +1,8 @@
 /* sampler.c - chooses the next token from logits.
  *
- * Steps: logits + bias -> penalties -> DRY (dry.h) -> greedy (temperature <= 0), or mirostat, or top-n-sigma -> top-k ->
- * typical -> top-p -> min-p -> XTC -> temperature -> draw. Each filter sees probabilities that are renormalised over what the one before it left; every
- * filter leaves at least one token.
+ * Steps: logits + bias -> penalties -> DRY (dry.h) -> greedy (temperature <= 0), or mirostat, or top-n-sigma -> top-k
+ * -> typical -> top-p -> min-p -> XTC -> temperature -> draw. Each filter sees probabilities that are renormalised
+ * over what the one before it left; every filter leaves at least one token.
  *
  * With l the logits of the tokens that are left and p = softmax(l):
  *   repeat     l / penalty where l > 0, l * penalty elsewhere, for every token in the window

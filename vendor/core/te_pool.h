@@ -93,9 +93,9 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
     te_share_of(team->ith, team->nth, n, unit, lo, hi);
 }
 
-/* A work queue: parts are handed out while they are done, so that a member whose CPU another program also uses does less of it. There
- * is a chain for each of the pool's threads, and each chain has the same number of parts. A member goes through its own
- * chain, then helps with the others, the chains of members that are not in this run among them.
+/* A work queue: parts are handed out while they are done, so that a member whose CPU another program also uses does
+ * less of it. There is a chain for each of the pool's threads, and each chain has the same number of parts. A member
+ * goes through its own chain, then helps with the others, the chains of members that are not in this run among them.
  * ordered: a chain's parts are done one after the other, whoever does them; each sees what the one before it wrote.
  * Thus a sum per chain has one order, whatever the timing.
  *
