@@ -7,7 +7,7 @@
 
 enum { MAX_DIM = 1 << 20, MAX_HEADS = 4096 };
 
-/* The one value that layers share, of those that have any: 0 is none. FORMAT if they have several. */
+/* The one value that layers share, of those that have any: 0 is none. UNSUPPORTED if they have several. */
 static pi_status only_value(const pi_arch *a, const char *name, const int32_t *each, int32_t n, int32_t *out) {
     *out = 0;
     for (int32_t l = 0; l < n; l++) {

@@ -159,6 +159,22 @@ static pi_status check_memory(const pi_session *s) {
         s->options.n_batch, (double)free_bytes / gib);
 }
 
+/* The most columns of a matrix, or rows of a transposed one. */
+static int32_t most_cols(const pi_model *m) {
+    const pi_model_info *i = &m->info;
+    const int32_t each[] = {m->join.w ? 2 * i->n_embd : i->n_embd,
+                            i->n_ff,
+                            m->n_ff_expert,
+                            i->n_head * i->n_embd_head,
+                            m->state_out,
+                            m->n_embd_layer,
+                            m->max_rank,
+                            m->adapter_rank};
+    int32_t most = 0;
+    for (size_t k = 0; k < sizeof each / sizeof *each; k++) most = pi_max_i32(most, each[k]);
+    return most;
+}
+
 static pi_status open_session(pi_session *s) {
     const pi_model *m = s->model;
     const pi_model_info *i = &m->info;
@@ -184,15 +200,11 @@ static pi_status open_session(pi_session *s) {
     c = (carver){s->memory, 0};
     lay_out(s, &c);
     for (int32_t l = 0; l < i->n_layer; l++) s->threshold[l] = pi_threshold_of(&m->layer[l]);
-    const te_workspace_limits limits = {
-        .n_threads = o->n_threads,
-        .max_tok = o->n_batch,
-        .max_cols =
-            pi_max_i32(pi_max_i32(m->join.w ? 2 * i->n_embd : i->n_embd, pi_max_i32(i->n_ff, m->n_ff_expert)),
-                       pi_max_i32(pi_max_i32(i->n_head * i->n_embd_head, pi_max_i32(m->state_out, m->n_embd_layer)),
-                                  pi_max_i32(m->max_rank, m->adapter_rank))),
-        .max_rows = i->n_ff,
-        .mixture = i->n_expert > 0};
+    const te_workspace_limits limits = {.n_threads = o->n_threads,
+                                        .max_tok = o->n_batch,
+                                        .max_cols = most_cols(m),
+                                        .max_rows = i->n_ff,
+                                        .mixture = i->n_expert > 0};
     PI_TRY(te_workspace_new(m->kernels, limits, &s->ws));
     if (o->beside) {
         s->beside = o->beside;
