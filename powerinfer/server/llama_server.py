@@ -18,6 +18,7 @@ from .host import Add, Host
 from .models import ServedModel
 from .problems import json_response, problem_of
 from .schemas import (
+    Bias,
     ChatRequest,
     CompletionRequest,
     Generate,
@@ -29,6 +30,7 @@ from .schemas import (
 )
 
 Parts = Annotated[list[str | int], Field(min_length=1, fail_fast=True)]
+Pairs = Annotated[list[tuple[int | str, Bias | bool]], Field(max_length=1 << 16, fail_fast=True)]
 
 
 class Native(Generate):
