@@ -130,7 +130,7 @@ def lay_out(checkpoint: Checkpoint, hyper: Hyper, *, powerinfer: bool, transpose
         notes.append(f"of {hyper.n_next} such layers the first drafts; --no-mtp leaves all out")
     out.update(_rope_tensors(hyper))
     left = [name for name in checkpoint if name not in used]
-    notes += _check_left(checkpoint, hyper, [name for name in left if name not in set(skipped)])
+    notes += _check_left(checkpoint, hyper, left, skipped)
     if is_tied and head_name in used:
         left.append(head_name)
     if any(isinstance(tensor, Packed) for tensor in out.values()):
@@ -151,13 +151,15 @@ def _rope_tensors(hyper: Hyper) -> dict[str, FileTensor]:
     return {name: StoredTensor(name, "F32", np.array(f, np.float32)) for name, f in factors.items()}
 
 
-def _check_left(checkpoint: Checkpoint, hyper: Hyper, left: list[str]) -> list[str]:
-    """Notes on tensors that no file has. Raises FormatError for one with weights that answers need."""
-    unknown = [name for name in left if not _NO_WEIGHTS.fullmatch(name)]
+def _check_left(checkpoint: Checkpoint, hyper: Hyper, left: list[str], skipped: list[str]) -> list[str]:
+    """Notes on tensors that no file has. Raises FormatError for one with weights that answers need. skipped:
+    of those, what is known not to be needed."""
+    known = set(skipped)
+    unknown = [name for name in left if name not in known and not _NO_WEIGHTS.fullmatch(name)]
     notes = []
     if hyper.experts is not None and hyper.experts.has_predictors:
         predictors = [name for name in unknown if _PREDICTOR.search(name)]
-        unknown = [name for name in unknown if name not in set(predictors)]
+        unknown = [name for name in unknown if not _PREDICTOR.search(name)]
         if predictors:
             notes.append(
                 "the predictors of the experts are left out, since the engine has none for experts: all "

@@ -159,6 +159,11 @@ class Plan:
         return self.budget_bytes - self.bytes.total
 
     @property
+    def statistics_source(self) -> str:
+        """Where it is known from which neurons are hot: `statistics`."""
+        return self.statistics
+
+    @property
     def n_hot(self) -> int:
         """Neurons on the device, all layers."""
         return sum(len(layer.hot) for layer in self.layers)
