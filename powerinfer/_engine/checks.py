@@ -78,16 +78,14 @@ def prompt(value: Any) -> str | bytes | list[int]:
 
 
 def stops(value: Any) -> list[str]:
-    """Strings that end an answer: one, several, or None."""
+    """Strings that end an answer: one, several, or None. Empty ones end nothing; clients send them always."""
     found = [] if value is None else [value] if isinstance(value, str) else value
     if isinstance(found, (bytes, bytearray, dict)) or not isinstance(found, Sequence):
         raise ArgumentTypeError(f"stop is {_short(value)}, it must be a text or a list of texts")
     for one in found:
         if not isinstance(one, str):
             raise ArgumentTypeError(f"stop holds {_short(one)}, it must hold texts alone")
-        if not one:
-            raise ArgumentTypeError("stop holds an empty text, which would end every answer at once")
-    return list(found)
+    return [one for one in found if one]
 
 
 def hooks(name: str, value: Any) -> None:

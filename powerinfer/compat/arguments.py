@@ -6,10 +6,12 @@ themselves.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from .._engine.checks import real
 from ..errors import UnsupportedError
 
 # Name: the values that ask for nothing. Others would change answers, so they raise.
@@ -18,8 +20,6 @@ LATER_INIT: dict[str, tuple[Any, ...]] = {
     "kv_overrides": (None, {}),
     "rope_scaling_type": (None, -1),
     "attention_type": (None, -1, 0),
-    "rope_freq_base": (None, 0.0),
-    "rope_freq_scale": (None, 0.0),
     "yarn_ext_factor": (-1.0,),
     "yarn_attn_factor": (1.0,),
     "yarn_beta_fast": (32.0,),
@@ -28,6 +28,8 @@ LATER_INIT: dict[str, tuple[Any, ...]] = {
     "lora_base": (None,),
     "tokenizer": (None,),
 }
+# The same, but the file's own value asks for nothing, too: refuse_other_rope() reads it.
+ROPE_INIT: dict[str, tuple[Any, ...]] = {"rope_freq_base": (None, 0.0), "rope_freq_scale": (None, 0.0)}
 # The same of arguments that are about speed alone: others warn.
 NO_EFFECT_INIT: dict[str, tuple[Any, ...]] = {
     "n_threads_batch": (None,),
@@ -59,6 +61,24 @@ def refuse(
             raise UnsupportedError(f"{name}={value!r} is not supported in this version")
         if name in no_effect and value not in no_effect[name]:
             warnings.warn(f"{name}={value!r} has no effect", stacklevel=3)
+
+
+def refuse_other_rope(given: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Raises where the RoPE of the arguments is not that of the file with these keys."""
+    arch = meta.get("general.architecture")
+    factor = meta.get(f"{arch}.rope.scaling.factor", meta.get(f"{arch}.rope.scale_linear", 1.0))
+    own = {
+        "rope_freq_base": meta.get(f"{arch}.rope.freq_base", 10000.0),
+        "rope_freq_scale": 1 / (factor or 1.0),  # 0 is what some converters write for "no scaling"
+    }
+    for name, nothing in ROPE_INIT.items():
+        value = given.get(name)
+        if value in nothing:
+            continue
+        if not math.isclose(real(name, value), own[name], rel_tol=1e-6):  # files have 32 bits of it
+            raise UnsupportedError(
+                f"{name}={value!r} is not supported in this version: the file's {own[name]:g} is used"
+            )
 
 
 _NUMBERS = {

@@ -47,8 +47,8 @@ def arguments_of(body: Generate, settings: Settings) -> dict[str, Any]:
         options["response_format"] = form
     if body.stop is not None:
         stop = [body.stop] if isinstance(body.stop, str) else body.stop
-        if len(stop) > 64 or not all(stop):
-            raise invalid("stop takes at most 64 strings, none of them empty", "stop")
+        if len(stop) > 64:
+            raise invalid("stop takes at most 64 strings", "stop")
     if isinstance(body, ChatRequest):
         variables = _variables(body)
         if variables:

@@ -77,6 +77,25 @@ def test_arguments_that_ask_for_nothing_pass(llama: OpenLlama) -> None:
     )
 
 
+def test_a_rope_that_is_the_files_own(llama: OpenLlama, tmp_path: Path) -> None:
+    """Programs that were written for one model often name the base that it has anyway."""
+    llama(rope_freq_base=10000, rope_freq_scale=1.0)
+    for name, base, scale in (("llama-linear", 10000.0, 0.25), ("llama-llama3", 500000.0, 1.0)):
+        path = models.write_dense(tmp_path / f"{name}.gguf", models.SPECS[name])
+        with Llama(path, n_threads=1, verbose=False, rope_freq_base=base, rope_freq_scale=scale):
+            pass
+        for wrong in ({"rope_freq_base": base * 2}, {"rope_freq_scale": scale / 2}):
+            with pytest.raises(UnsupportedError, match=f"{next(iter(wrong))}=.* the file's .* is used"):
+                Llama(path, verbose=False, **wrong)
+    with pytest.raises(ArgumentError, match="rope_freq_base"):
+        llama(rope_freq_base="10000")
+
+
+def test_threads_for_prompts_that_are_the_others(llama: OpenLlama, recwarn: pytest.WarningsRecorder) -> None:
+    llama(n_threads=1, n_threads_batch=1)
+    assert not recwarn.list
+
+
 def test_gpu_layers_warn(llama: OpenLlama) -> None:
     with pytest.warns(UserWarning, match="n_gpu_layers=20"):
         llama(n_gpu_layers=20)
