@@ -1,32 +1,38 @@
 """Running the chat template of a file.
 
 Templates come from files and are not trusted. They run in Jinja's immutable sandbox: no private attributes,
-no changes to the messages, ranges and repetitions of at most 100 000, results of at most 8 Mi characters.
-What Jinja cannot bound is the time and memory of a template made to waste them: loops inside of loops over
-lists, strings that double.
+no changes to the messages, ranges and repetitions of at most 100 000, results and sums of texts of at most
+8 Mi characters. Each turn of a loop and each call of a macro looks at the time, of which a template has ten
+seconds of its processor. What is not bounded is a single filter or method that is made to waste time or
+memory, a replacement of every letter by a long text say.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.compiler
 import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
+import jinja2.visitor
 
 from ..errors import PowerInferError
 
 MAX_OUTPUT = 1 << 23  # characters
 MAX_REPEAT = jinja2.sandbox.MAX_RANGE
+MAX_SECONDS = 10.0  # of the thread's own time on a processor, so that a busy machine makes nothing fail
 _PADDING = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs"])
 
 
@@ -41,6 +47,7 @@ def render_template(name: str, template: str, **variables: Any) -> str:
     so.
     """
     pieces, length = [], 0
+    _thread.ends_s = time.monotonic() + MAX_SECONDS, time.thread_time() + MAX_SECONDS
     try:
         for piece in _compile(template).generate(**variables):
             length += len(piece)
@@ -69,8 +76,92 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_thread = threading.local()
+"""ends_s: where the time of the template that runs in it ends, at the earliest, and of the processor."""
+
+
+def _look_at_the_time() -> None:
+    earliest_s, end_s = _thread.ends_s
+    if time.monotonic() > earliest_s and time.thread_time() > end_s:  # the second takes a call of the system
+        raise ChatFormatError(f"it runs for more than {MAX_SECONDS:g} seconds")
+
+
+def _join(*parts: Any) -> str:
+    """What `~` makes."""
+    texts = list(map(str, parts))
+    _check_sum(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _add(left: Any, right: Any) -> Any:
+    """What `+` makes."""
+    if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
+        _check_sum(len(left) + len(right))
+    return left + right
+
+
+def _check_sum(length: int) -> None:
+    if length > MAX_OUTPUT:
+        raise ChatFormatError(f"a sum of {length} characters or items is too long (at most {MAX_OUTPUT})")
+
+
+class _Bounds(jinja2.visitor.NodeTransformer):
+    """Puts calls of the above into a template."""
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        return self._watched(node)
+
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
+        return self._watched(node)
+
+    def _watched(self, node: Any) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, jinja2.nodes.ExprStmt(_call("look_at_the_time", [])).set_lineno(node.lineno))
+        return node  # type: ignore[no-any-return]
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return _call("join", node.nodes).set_lineno(node.lineno)
+
+    def visit_Add(self, node: jinja2.nodes.Add) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return _call("add", [node.left, node.right]).set_lineno(node.lineno)
+
+
+def _call(name: str, arguments: list[jinja2.nodes.Expr]) -> jinja2.nodes.Call:
+    """Of a method of the environment."""
+    return jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute(name), arguments, [], None, None)
+
+
+class _Code(jinja2.compiler.CodeGenerator):
+    """Calls of these are written as they are: they need not be asked whether they are safe, which takes ten
+    times as long."""
+
+    def visit_Call(
+        self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False
+    ) -> None:
+        if not isinstance(node.node, jinja2.nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.visit(node.node, frame)
+        self.write("(")
+        for argument in node.args:
+            self.visit(argument, frame)
+            self.write(", ")
+        self.write(")")
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "%"])
+    code_generator_class = _Code
+    look_at_the_time = staticmethod(_look_at_the_time)
+    join = staticmethod(_join)
+    add = staticmethod(_add)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree: jinja2.nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _PADDING)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from vocabularies import CONTROL, USER_DEFINED, bpe, spm
 
+from powerinfer._text import chat_template
 from powerinfer._text.chat_format import (
     ChatFormat,
     ChatFormatError,
@@ -134,6 +135,36 @@ def test_thoughts_under_the_name_that_a_template_has() -> None:
     calls = {**said, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     assert render("{{ messages[0].thinking is defined }}", [calls]) == "False"
     assert render("{{ messages[0].thinking }}", [{**calls, "content": None}]) == "A greeting."
+
+
+ENDLESS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
+]
+DOUBLING = [
+    "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", ENDLESS)
+def test_a_template_without_an_end(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
+    with pytest.raises(ChatFormatError, match=r"runs for more than 0\.05 seconds"):
+        render(template, TALK)
+
+
+@pytest.mark.parametrize("template", DOUBLING)
+def test_a_template_whose_values_double(template: str) -> None:
+    with pytest.raises(ChatFormatError, match="a sum of 16777216 characters or items is too long"):
+        render(template, TALK)
+
+
+def test_sums_of_a_template() -> None:
+    template = "{{ 1 ~ none ~ missing ~ 'a' ~ [2] }} {{ 1 + 2 }} {{ [1] + [2] }} {{ 'a' + 'b' }}"
+    assert render(template, TALK) == "1Nonea[2] 3 [1, 2] ab"
 
 
 def test_a_template_of_its_own_for_tools() -> None:
