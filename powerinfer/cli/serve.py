@@ -175,8 +175,7 @@ def add_arguments(parser: Parser) -> None:
     limits.add_argument(
         "--pooling",
         choices=("mean", "last", "cls"),
-        default="mean",
-        help="how embeddings are made of the tokens' vectors (default %(default)s)",
+        help="how embeddings are made of the tokens' vectors (default: as the file says, else mean)",
     )
     limits.add_argument(
         "--max-inputs",

@@ -181,17 +181,18 @@ class PowerInferModel(llm.Model):  # type: ignore[misc, unused-ignore]
 
 
 class PowerInferEmbedding(EmbeddingModel):  # type: ignore[misc, unused-ignore]
-    """The same file, for vectors of texts: the mean of the last hidden states, of length 1."""
+    """The same file, for vectors of texts, of length 1: the last hidden states as it says, or their mean."""
 
     def __init__(self, name: str, path: str, options: dict[str, Any]) -> None:
         self.model_id = f"powerinfer/{name}"
         self.path = path
-        self.load_options = {**options, "embedding": True, "pooling_type": "mean"}
+        self.load_options = {**options, "embedding": True}
 
     def embed_batch(self, items: Any, *, key: str | None = None) -> Iterator[list[float]]:
         """A vector [n_embd] for each text."""
         for text in items:
-            yield _open(self.path, self.load_options).embed(text, normalize=True)
+            model = _open(self.path, self.load_options)
+            yield model.embed(text, normalize=True, pooling=model.pooling_type() or "mean")
 
 
 @llm.hookimpl

@@ -250,8 +250,11 @@ class Endpoints:
         result = await self.vectors(request, body)
         return await aside(vector_response, result, body.encoding_format)
 
-    async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]:
-        """The same in numbers, whatever encoding_format says."""
+    async def vectors(
+        self, request: Request, body: EmbeddingRequest, *, normalize: bool | None = None
+    ) -> dict[str, Any]:
+        """The same in numbers, whatever encoding_format says. normalize: scale them to length 1; None: as the
+        settings say."""
         if (many := not isinstance(body.input, str) and not isinstance(body.input[0], int)) and len(
             body.input
         ) > self.settings.max_inputs:
@@ -274,7 +277,7 @@ class Endpoints:
             model.llm.create_embedding(
                 body.input,
                 model=self.name(request),
-                normalize=self.settings.normalize,
+                normalize=self.settings.normalize if normalize is None else normalize,
                 max_tokens=self.settings.max_input_tokens,
                 timeout_s=self.settings.timeout_s,
             ),

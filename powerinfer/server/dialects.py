@@ -13,6 +13,8 @@ _OF_PATHS = {
     "/api/": "ollama",
     "/completion": "llama-server",
     "/infill": "llama-server",
+    "/embeddings": "openai",
+    "/embedding": "llama-server",
     "/apply-template": "llama-server",
     "/props": "llama-server",
     "/slots": "llama-server",

@@ -52,7 +52,9 @@ class Host(Protocol):
         self, request: Request, model: ServedModel, parts: Sequence[str | int]
     ) -> list[int]: ...
 
-    async def vectors(self, request: Request, body: EmbeddingRequest) -> dict[str, Any]: ...
+    async def vectors(
+        self, request: Request, body: EmbeddingRequest, *, normalize: bool | None = None
+    ) -> dict[str, Any]: ...
 
     # Endpoints that have more than one path.
 

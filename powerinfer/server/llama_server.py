@@ -1,10 +1,10 @@
-"""llama-server's own endpoints: /completion, /infill, /apply-template, /props, /slots, /lora-adapters,
-paths without /v1."""
+"""llama-server's own endpoints: /completion, /infill, /embedding, /apply-template, /props, /slots,
+/lora-adapters, paths without /v1."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -13,14 +13,18 @@ from pydantic import Field
 from .. import __version__
 from ..async_llama import AsyncStream
 from .arguments import invalid
+from .aside import aside
 from .events import EVENTS, event
 from .host import Add, Host
 from .models import ServedModel
 from .problems import json_response, problem_of
 from .schemas import (
     Bias,
+    Body,
     ChatRequest,
     CompletionRequest,
+    Count,
+    EmbeddingRequest,
     Generate,
     Lora,
     ManyTokens,
@@ -28,6 +32,7 @@ from .schemas import (
     Tokens,
     made,
 )
+from .vectors import native_response
 
 Parts = Annotated[list[str | int], Field(min_length=1, fail_fast=True)]
 Pairs = Annotated[list[tuple[int | str, Bias | bool]], Field(max_length=1 << 16, fail_fast=True)]
@@ -64,6 +69,22 @@ class Infill(Native):
     """Stands behind the prefix."""
 
 
+class Embedding(Body):
+    model: str | None = None
+    content: str | Tokens | Texts | ManyTokens | None = None
+    input: str | Tokens | Texts | ManyTokens | None = None
+    embd_normalize: Literal[-1, 2] | None = None
+    """2: vectors of length 1; -1: as they are; None: as the server does."""
+
+
+class EmbeddingOfEither(Embedding):
+    """With `content` llama-server's, with `input` OpenAI's."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None
+
+
 def add(at: Host, post: Add, get: Add) -> None:
     """Adds the routes."""
 
@@ -87,6 +108,22 @@ def add(at: Host, post: Add, get: Add) -> None:
             return at.stream(request, result, _frames(result, asked, at.name(request)))
         whole = [_whole(result, i, asked, at.name(request)) for i in range(len(result["choices"]))]
         return json_response(whole[0] if len(whole) == 1 else whole)
+
+    async def embedding(request: Request, body: Embedding) -> Response:
+        texts = body.content if body.input is None else body.input
+        if texts is None:
+            raise invalid("content, or input, must be given", "content")
+        asked = made(EmbeddingRequest, {"input": texts, "model": body.model})
+        normalize = None if body.embd_normalize is None else body.embd_normalize == 2
+        return await aside(native_response, await at.vectors(request, asked, normalize=normalize))
+
+    async def embeddings(request: Request, body: EmbeddingOfEither) -> Response:
+        if body.input is None:
+            return await embedding(request, body)
+        names = EmbeddingRequest.model_fields
+        return await at.embeddings(
+            request, made(EmbeddingRequest, {name: getattr(body, name) for name in names})
+        )
 
     async def apply_template(request: Request, body: ChatRequest) -> Response:
         return json_response({"prompt": await at.prompt_text(request, body)})
@@ -125,7 +162,8 @@ def add(at: Host, post: Add, get: Add) -> None:
     post("/infill", infill, streams=EVENTS)
     post("/apply-template", apply_template)
     post("/chat/completions", at.chat, streams=EVENTS)
-    post("/embeddings", at.embeddings)
+    post("/embedding", embedding)
+    post("/embeddings", embeddings)
     get("/models", at.list_models)
     get("/v1/health", at.health)
     get("/props", props)

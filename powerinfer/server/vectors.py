@@ -36,3 +36,15 @@ def vector_response(result: dict[str, Any], encoding_format: str | None) -> Resp
         item["embedding"] = None
     head = encode({name: value for name, value in result.items() if name != "data"})
     return Response(b'{"data":[' + b",".join(items) + b"]," + head[1:], media_type="application/json")
+
+
+def native_response(result: dict[str, Any]) -> Response:
+    """The same in llama-server's shape, which has a list of vectors for each text: of its tokens where they
+    are not pooled."""
+    parts = []
+    for item in result["data"]:
+        vectors = item["embedding"]
+        several = bool(vectors) and isinstance(vectors[0], list)
+        parts.append(encode({"index": item["index"], "embedding": vectors if several else [vectors]}))
+        item["embedding"] = None
+    return Response(b"[" + b",".join(parts) + b"]", media_type="application/json")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import Actor, post
+from powerinfer import AsyncLlama
+from tests.server.conftest import Actor, post, serving
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 httpx = pytest.importorskip("httpx")
@@ -91,6 +92,33 @@ def test_what_there_is(http: Any, stage: str) -> None:
     }  # without a key
     assert http.get("/models").json()["data"][0]["id"] == "demo"
     assert post(http, "/embeddings", input="Once")["object"] == "list"
+
+
+def test_embedding(http: Any) -> None:
+    """A list of vectors for each text: https://github.com/ggml-org/llama.cpp, tools/server/README.md."""
+    ids = post(http, "/tokenize", content="Once upon", add_special=True)["tokens"]
+    plain = post(http, "/v1/embeddings", input=["Once upon", "a time"])["data"]
+    for path in ("/embedding", "/embeddings"):
+        many = post(http, path, content=["Once upon", "a time"])
+        assert [one["index"] for one in many] == [0, 1]
+        assert [one["embedding"] for one in many] == [[one["embedding"]] for one in plain]
+        assert post(http, path, content="Once upon") == post(http, path, content=ids) == many[:1]
+        assert abs(sum(x * x for x in many[0]["embedding"][0]) - 1) < 1e-5
+        (raw,) = post(http, path, content="Once upon", embd_normalize=-1)
+        assert sum(x * x for x in raw["embedding"][0]) > 1.1
+    assert post(http, "/embedding", input="Once upon") == many[:1]
+    error = post(http, "/embedding", 400)["error"]
+    assert error["code"] == 400 and "content" in error["message"]
+    assert post(http, "/embeddings", 400, embd_normalize=2)["error"]["param"] == "content"
+    assert len(post(http, "/embeddings", input="Once", encoding_format="base64")["data"][0]["embedding"]) > 99
+
+
+def test_embedding_of_tokens() -> None:
+    llm = AsyncLlama.demo(n_ctx=64, n_parallel=1, n_threads=1, verbose=False, pooling="none")
+    with serving(llm) as address, httpx.Client(base_url=address, timeout=30) as client:
+        (one,) = post(client, "/embedding", content=[1, 2, 3])
+        assert [len(vector) for vector in one["embedding"]] == [llm.llama.n_embd()] * 3
+    llm.close()
 
 
 def test_errors(http: Any) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from powerinfer._engine.embedding import POOLING
 from powerinfer._engine.file import find_model
 from powerinfer.cli import main, parse
 from powerinfer.cli.long_lived import is_glibc
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
+from tests import models
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 pytest.importorskip("uvicorn", reason="the extra powerinfer[server] is not installed")
@@ -108,6 +110,22 @@ def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     for (_, draft, *_), sizes in zip(served[1:], [(1, 3), (2, 2)], strict=True):
         assert isinstance(draft, LlamaPromptLookupDecoding)
         assert (draft.max_ngram_size, draft.num_pred_tokens) == sizes
+
+
+def test_how_embeddings_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = models.SPECS["llama-relu"]
+    meta = {**models.metadata(spec), "llama.pooling_type": POOLING["last"]}
+    path = models.write(tmp_path / "last.gguf", meta, models.file_tensors(spec, models.draw(spec)))
+    served: list[int] = []
+
+    def serve(given: Models, _: object) -> None:
+        served.append(given.first.llm.pooling)
+        given.close()
+
+    monkeypatch.setattr("powerinfer.server.run.serve", serve)
+    for words in (["demo"], [str(path)], [str(path), "--pooling", "cls"]):
+        assert main(["serve", *words, "-c", "64", "-t", "1"]) == 0
+    assert served == [POOLING[name] for name in ("mean", "last", "cls")]
 
 
 def test_several_models(
