@@ -43,6 +43,31 @@ def is_smart(stream: object) -> bool:
     return bool(isatty and isatty()) and os.environ.get("TERM", "") not in ("", "dumb")
 
 
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Aside:
+    """Text that is not what a program is asked for, dim on stderr; without a terminal it never appears."""
+
+    def __init__(self) -> None:
+        self._enabled = is_smart(sys.stderr)
+        self._is_open = False
+
+    def write(self, text: str) -> None:
+        if not self._enabled:
+            return
+        sys.stderr.write(("" if self._is_open else DIM) + harmless(text))
+        sys.stderr.flush()
+        self._is_open = True
+
+    def close(self) -> None:
+        """What comes next stands by itself."""
+        if self._is_open:
+            sys.stderr.write(f"{PLAIN}\n\n")
+            sys.stderr.flush()
+            self._is_open = False
+
+
 def _bar_width() -> int:
     """Columns of the terminal that stderr is, less two for the ^C that it shows: behind a full line that
     would stand on the next one, and the bar would stay."""

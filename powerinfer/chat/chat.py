@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .. import Llama
 from .._text.terminal import Bar
+from ..cli.answers import template_variables
 from ..errors import ContextError
 from .conversation import Conversation
 from .ui import Ui
@@ -57,9 +58,19 @@ class Work:
 class Chat:
     """A conversation with one model, shown by one Ui."""
 
-    def __init__(self, llm: Llama, ui: Ui, conversation: Conversation, *, forgets: bool = False) -> None:
-        """forgets: older turns make room when the conversation no longer fits in the context."""
+    def __init__(
+        self,
+        llm: Llama,
+        ui: Ui,
+        conversation: Conversation,
+        *,
+        forgets: bool = False,
+        think: str | None = None,
+    ) -> None:
+        """forgets: older turns make room when the conversation no longer fits in the context.
+        think: whether, or how much, the model thinks before it answers; None: as its template does."""
         self.forgets = forgets
+        self.think = think
         self.llm = llm
         self.ui = ui
         self.conversation = conversation
@@ -85,7 +96,10 @@ class Chat:
         self.llm.prompt_progress = bar
         try:
             chunks = self.llm.create_chat_completion(
-                self.conversation.messages(question), stream=True, **self.conversation.settings
+                self.conversation.messages(question),
+                stream=True,
+                chat_template_kwargs=template_variables(self.think),
+                **self.conversation.settings,
             )
         except ContextError as error:
             if self.forgets and self.conversation.forget_half():
@@ -98,13 +112,17 @@ class Chat:
             for chunk in chunks:
                 choice = chunk["choices"][0]
                 text, reason = choice["delta"].get("content") or "", choice["finish_reason"]
+                thought = choice["delta"].get("reasoning_content")
+                if thought:
+                    bar.close()
+                    self.ui.think(thought)
                 if not parts:
                     text = text.lstrip()
                 if text:
                     bar.close()
                     parts.append(text)
                     self.ui.write(text)
-                if "content" in choice["delta"]:
+                if "content" in choice["delta"] or thought:
                     work.count(llm, n_neurons)
         if not parts and reason is None:
             self.ui.note("Stopped before the answer began; the question is taken back.")

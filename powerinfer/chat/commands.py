@@ -11,6 +11,7 @@ from typing import get_args
 from rich.table import Table
 
 from .._engine.session import LayerStep, Sparsity
+from ..cli.answers import THINK
 from ..cli.table import columns
 from ..errors import ArgumentError
 from .chat import Chat
@@ -69,7 +70,8 @@ def set_(chat: Chat, rest: str) -> None:
         _change(chat, name, value)
     session, settings = chat.llm.session.info, chat.conversation.settings
     shown = {key: settings.get(key, "default") for key in SETTINGS}
-    shown |= {"sparsity": session.sparsity, "threshold": f"{session.sparse_threshold:g}"}
+    shown |= {"think": chat.think or "default", "sparsity": session.sparsity}
+    shown |= {"threshold": f"{session.sparse_threshold:g}"}
     if name and name not in shown:
         raise ArgumentError(f"there is no setting {name!r}; there are {', '.join(shown)}")
     chat.ui.note("\n".join(f"{key} = {text}" for key, text in shown.items() if name in ("", key)))
@@ -81,6 +83,10 @@ def _change(chat: Chat, name: str, value: str) -> None:
         if mode is None:
             raise ArgumentError(f"sparsity must be one of {', '.join(SPARSITY)}")
         chat.llm.set_sparsity(mode)
+    elif name == "think":
+        if value not in (*THINK, "default"):
+            raise ArgumentError(f"think must be one of {', '.join(THINK)} and default")
+        chat.think = None if value == "default" else value
     elif name == "threshold":
         chat.llm.set_threshold(number(name, value))
     elif name in SETTINGS:
@@ -188,8 +194,8 @@ COMMANDS = {
     "set": Command(
         set_,
         "[NAME VALUE]",
-        "show the settings, or change one: temperature, top_p, max_tokens, seed, sparsity, threshold ...",
-        (*SETTINGS, "sparsity", "threshold"),
+        "show the settings, or change one: temperature, top_p, max_tokens, seed, think, sparsity ...",
+        (*SETTINGS, "think", "sparsity", "threshold"),
     ),
     "stats": Command(stats, "", "what the last step computed and read, layer by layer"),
     "save": Command(save, "[-f] FILE", "save the conversation as JSON; -f: over another one", None),

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._text.terminal import harmless, is_smart
+from .._text.terminal import DIM, PLAIN, harmless, is_smart
 
 if TYPE_CHECKING:
     from .keys import Words
@@ -57,6 +57,7 @@ class Ui:
         self._read = self._terminal_reader() if self.interactive else self._pipe_reader()
         self._wrap: Wrap | None = None
         self._at_line_start = True
+        self._thinks = False
 
     @property
     def width(self) -> int:
@@ -132,13 +133,35 @@ class Ui:
                 if not self.interactive:
                     raise
                 if not self._at_line_start:
-                    self.write(" ...")
+                    self._show(" ...")
             finally:
                 if not self._at_line_start:
-                    self.write("\n")
+                    self._show("\n")
+                self._end_thought()
 
     def write(self, text: str) -> None:
         """A piece of an answer."""
+        if self._thinks:
+            self._show("\n" if self._at_line_start else "\n\n")
+            self._end_thought()
+        self._show(text)
+
+    def think(self, text: str) -> None:
+        """A piece of the thought before an answer: dim, and in a terminal alone."""
+        if not self.interactive:
+            return
+        if not self._thinks and self._wraps:
+            sys.stdout.write(DIM)
+        self._thinks = True
+        self._show(text)
+
+    def _end_thought(self) -> None:
+        if self._thinks and self._wraps:
+            sys.stdout.write(PLAIN)
+            sys.stdout.flush()
+        self._thinks = False
+
+    def _show(self, text: str) -> None:
         text = harmless(text)
         if self._wrap is not None:
             self._wrap.push(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .._text.terminal import Bar
+from .answers import add_lora_argument, add_think_argument, lora_arguments
 from .options import (
     Parser,
     add_draft_arguments,
@@ -32,6 +33,8 @@ def add_arguments(parser: Parser) -> None:
         action="store_false",
         help="do not keep what is typed (else in ~/.local/state/powerinfer/chat_history)",
     )
+    add_think_argument(parser)
+    add_lora_argument(parser)
     parser.add_argument("-cnv", "--conversation", action="store_true", help=argparse.SUPPRESS)
     add_draft_arguments(parser)
     add_sampling_arguments(parser)
@@ -45,11 +48,12 @@ def main(args: argparse.Namespace) -> int:
     from ..chat.ui import Ui
 
     ui = Ui(history=args.history)
+    options = load_arguments(args) | draft_arguments(args) | lora_arguments(args)
     with Bar(f"loading {args.model}") as bar:
-        llm = Llama(args.model, progress=bar, **load_arguments(args) | draft_arguments(args))
+        llm = Llama(args.model, progress=bar, **options)
     with llm:
         conversation = Conversation(args.system, settings=sampling_arguments(args))
-        chat = Chat(llm, ui, conversation, forgets=args.context_shift)
+        chat = Chat(llm, ui, conversation, forgets=args.context_shift, think=args.think)
         chat.check()
         if ui.interactive:
             ui.note(f"{llm.describe()}\n/help lists the commands, Ctrl-D ends the chat.")

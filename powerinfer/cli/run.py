@@ -7,10 +7,19 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .. import Llama
-from .._text.terminal import Bar, harmless
+from .._text.terminal import Aside, Bar, harmless
 from ..errors import ArgumentError
+from .answers import (
+    add_form_arguments,
+    add_lora_argument,
+    add_think_argument,
+    form_of,
+    lora_arguments,
+    template_variables,
+)
 from .options import (
     Parser,
     add_draft_arguments,
@@ -22,12 +31,16 @@ from .options import (
     sampling_arguments,
 )
 
+if TYPE_CHECKING:
+    from .._text.grammar import LlamaGrammar
+
 EXAMPLES = """
 powerinfer run demo "Tell me a story about a fox."
 powerinfer run -m model.gguf -p "Why is the sky blue?" -n 200 --temp 0
 git diff | powerinfer run model.gguf --system "Write a commit message." -
 powerinfer run model.gguf -f question.txt -c 8192 -t 8
 powerinfer run model.gguf "What is row sparsity?" --vram-budget 8 -v
+powerinfer run model.gguf "A colour, as JSON." -j '{"properties": {"name": {"type": "string"}}}'
 """
 
 
@@ -44,10 +57,13 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message (not with --raw)")
     parser.add_argument("-v", "--verbose", action="store_true", help="model and speed on stderr")
+    add_think_argument(parser)
+    add_lora_argument(parser)
     add_instead(parser, [(("-cnv", "--conversation"), 0, "`powerinfer chat MODEL` is a conversation")])
     parser.add_argument(
         "-no-cnv", "--no-conversation", dest="raw", action="store_true", help=argparse.SUPPRESS
     )
+    add_form_arguments(parser)
     add_draft_arguments(parser)
     add_sampling_arguments(parser)
 
@@ -67,59 +83,82 @@ def read_prompt(word: str | None, file: str | None = None) -> str:
     return text
 
 
-def pieces(llm: Llama, args: argparse.Namespace, prompt: str) -> Iterator[tuple[str, str | None]]:
-    """Parts of the answer, each with the reason if it is the last."""
-    sampling = sampling_arguments(args)
+def pieces(
+    llm: Llama, args: argparse.Namespace, prompt: str, form: LlamaGrammar | None
+) -> Iterator[tuple[str, str, str | None]]:
+    """Parts of the thought before the answer, and of the answer, each with the reason if it is the last."""
+    options: dict[str, Any] = {"grammar": form, **sampling_arguments(args)}
     if args.raw:
-        for part in llm.create_completion(prompt, stream=True, **sampling):
-            yield part["choices"][0]["text"], part["choices"][0]["finish_reason"]
+        for part in llm.create_completion(prompt, stream=True, **options):
+            yield "", part["choices"][0]["text"], part["choices"][0]["finish_reason"]
         return
+    if variables := template_variables(args.think):
+        options["chat_template_kwargs"] = variables
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": prompt})
     begun = False
-    for chunk in llm.create_chat_completion(messages, stream=True, **sampling):
+    for chunk in llm.create_chat_completion(messages, stream=True, **options):
         choice = chunk["choices"][0]
         text = choice["delta"].get("content") or ""
         text = text if begun else text.lstrip()
         begun = begun or bool(text)
-        yield text, choice["finish_reason"]
+        yield choice["delta"].get("reasoning_content") or "", text, choice["finish_reason"]
 
 
-def write(answer: Iterator[tuple[str, str | None]], bar: Bar) -> str | None:
-    """Prints the answer while it is made, and a line break after it; returns why it ended."""
-    end, last = "\n", None
+def write(answer: Iterator[tuple[str, str, str | None]], bar: Bar) -> tuple[str | None, bool]:
+    """Prints the answer while it is made, and a line break after it; returns why it ended, and whether it is
+    a thought alone. A thought is shown to who sits at the terminal."""
+    end, last, thinks = "\n", None, False
+    aside = Aside()
     try:
-        for text, reason in answer:
+        for thought, text, reason in answer:
             last = reason
+            if thought:
+                bar.close()
+                aside.write(thought)
+                thinks = True
             if text:
                 bar.close()
+                aside.close()
+                thinks = False
                 sys.stdout.write(harmless(text))
                 sys.stdout.flush()
                 end = text[-1]
     finally:
+        aside.close()
         if end != "\n":
             sys.stdout.write("\n")
         sys.stdout.flush()  # before anything of stderr
-    return last
+    return last, thinks
 
 
 def main(args: argparse.Namespace) -> int:
     if args.raw and args.system:
         raise ArgumentError("--system has no place in a --raw prompt")
+    if args.raw and args.think:
+        raise ArgumentError("--think is about chat templates, which a --raw prompt has not")
     if sum(given is not None for given in (args.prompt, args.prompt_option, args.file)) > 1:
         raise ArgumentError("two prompts: one as an argument, with -p or with -f is enough")
     prompt = read_prompt(args.prompt if args.prompt_option is None else args.prompt_option, args.file)
+    form = form_of(args)
+    options = load_arguments(args) | draft_arguments(args) | lora_arguments(args)
     with Bar(f"loading {args.model}") as bar:
-        llm = Llama(args.model, progress=bar, **load_arguments(args) | draft_arguments(args))
+        llm = Llama(args.model, progress=bar, **options)
     with llm, Bar("reading the prompt") as bar:
         llm.prompt_progress = bar
         if args.verbose:
             print(harmless(llm.describe()), file=sys.stderr)
-        reason = write(pieces(llm, args, prompt), bar)
+        reason, thinks = write(pieces(llm, args, prompt, form), bar)
         if reason == "length" and llm.n_tokens >= llm.n_ctx():
             print(
                 f"powerinfer: the context of {llm.n_ctx()} tokens is full, the answer ends here "
                 "(--n-ctx, --context-shift)",
+                file=sys.stderr,
+            )
+        elif reason == "length" and thinks:
+            print(
+                f"powerinfer: {args.max_tokens} tokens were not enough for the thought before the answer "
+                "(--max-tokens, --think)",
                 file=sys.stderr,
             )
         if args.verbose:

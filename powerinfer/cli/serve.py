@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import math
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._text.terminal import Bar, sentence
 from ..errors import ArgumentError, FileError
+from .answers import with_scale
 from .options import (
     Parser,
     add_draft_arguments,
@@ -282,14 +281,7 @@ def read_adapters(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
             at = next((i for i, own in enumerate(names) if model in own), -1)
         if not is_there or not name or not path or at < 0:
             raise ArgumentError(f"--lora {text}: it must be NAME=FILE, with several models MODEL:NAME=FILE")
-        scale = 1.0
-        head, _, tail = path.rpartition(":")
-        if head:
-            with suppress(ValueError):
-                path, scale = head, float(tail)
-        if not math.isfinite(scale):
-            raise ArgumentError(f"--lora {text}: the scale is no number")
-        found[at].append(Adapter(name, path, scale))
+        found[at].append(Adapter(name, *with_scale(path, f"--lora {text}")))
     return found
 
 

@@ -32,6 +32,7 @@ from powerinfer.chat.wrap import Wrap
 from powerinfer.cli import main
 from scripts import make_model
 from tests.native import test_mixtures as mixtures
+from tests.powerinfer.thinking import ANSWER, THOUGHT, thinking
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -305,6 +306,45 @@ def test_settings_are_said_and_other_programs_words_known(
     assert (code, out) == (0, "")
     assert err.count("temperature = 0.5\n") == 2 and err.count("threshold = ") == 1 and "top_k =" not in err
     assert "Tab completes" in err and "The conversation is forgotten." in err
+
+
+def test_thoughts_are_shown_and_no_part_of_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = thinking(monkeypatch)
+    talk = tmp_path / "talk.json"
+    lines = f"a\n/set think off\nb\n/set think high\nc\n/set think\n/set think default\nd\n/save {talk}\n"
+    code, out, err = chat(lines, "demo", "-t", "1", "--think", "on", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, out) == (0, f"{ANSWER}\n" * 4) and err.count("think = high") == 2
+    assert [one["chat_template_kwargs"] for one in asked] == [
+        {"enable_thinking": True, "thinking": True},
+        {"enable_thinking": False, "thinking": False},
+        {"reasoning_effort": "high"},
+        {},
+    ]
+    assert THOUGHT not in talk.read_text()
+    code, _, err = chat("/set think much\n", "demo", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1 and "think must be one of on, off, low, medium, high and default" in err
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_thoughts_in_a_terminal(wraps: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    ui = Ui(history=False)
+    ui.interactive, ui._wraps = True, wraps
+    dim, plain = ("\x1b[2m", "\x1b[0m") if wraps else ("", "")
+    with ui.answering():
+        ui.think("Well, they")
+        ui.think(" ask.")
+        ui.write(ANSWER)
+        ui.write(" No.")
+    assert capsys.readouterr().out == f"{dim}{THOUGHT}\n\n{plain}{ANSWER} No.\n"
+    with ui.answering():  # Ctrl-C within the thought
+        ui.think("Well")
+        raise KeyboardInterrupt
+    assert capsys.readouterr().out == f"{dim}Well ...\n{plain}"
+    with ui.answering():
+        ui.write(ANSWER)
+    assert capsys.readouterr().out == f"{ANSWER}\n"
 
 
 def test_what_a_narrow_terminal_shows_of_a_step(

@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 
 from powerinfer import Llama, __version__
+from powerinfer._text.terminal import Aside
 from powerinfer.cli import COMMANDS, llama_cpp_words, main, parse
+from powerinfer.cli.answers import lora_arguments
 from powerinfer.cli.table import columns, facts
 from tests import models
+from tests.powerinfer.thinking import thinking
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -125,6 +128,8 @@ def test_what_llama_cpp_calls_them() -> None:
         ("chat m --cpu-moe", "a small one leaves the experts to the CPU"),
         ("run m x -ot exps=CPU", "`powerinfer plan` shows what goes there"),
         ("run m x -ts 3,1", "--vram-budget 8,6"),
+        ("chat m --lora-scaled a.gguf 0.5", "--lora FILE:SCALE"),
+        ("run m x --reasoning-budget 0", "--think off"),
     ],
 )
 def test_what_to_use_instead(words: str, says: str, capsys: Captured) -> None:
@@ -227,6 +232,81 @@ def test_run_reads_a_prompt_from_a_pipe(llama_answer: tuple[str, str]) -> None:
     assert done.returncode == 0
     assert done.stdout == answer.encode("ascii", "replace")
     assert b"tokens/s" in done.stderr and b"\x1b" not in done.stderr
+
+
+class InATerminal(Aside):
+    def __init__(self) -> None:
+        self._enabled, self._is_open = True, False
+
+
+def test_run_shows_thoughts_beside_the_answer(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    asked = thinking(monkeypatch)
+    words = ["run", "demo", "hi", "-t", "1", "-n", "9"]
+    assert main([*words, "--think", "off"]) == 0
+    assert capsys.readouterr() == ("Yes.\n", "")  # no terminal, no thought
+    monkeypatch.setattr("powerinfer.cli.run.Aside", InATerminal)
+    assert main([*words, "--think", "low"]) == 0
+    assert capsys.readouterr() == ("Yes.\n", "\x1b[2mWell, they ask.\x1b[0m\n\n")
+    assert [one.get("chat_template_kwargs") for one in asked] == [
+        {"enable_thinking": False, "thinking": False},
+        {"reasoning_effort": "low"},
+    ]
+    thinking(monkeypatch, is_cut=True)
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "9 tokens were not enough for the thought" in err
+    assert main(["run", "demo", "hi", "--raw", "--think", "on"]) == 1
+    assert "--think is about chat templates" in capsys.readouterr().err
+
+
+def test_the_form_of_an_answer(tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("llguidance", reason="the extra powerinfer[grammar] is not installed")
+    schema = '{"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "maxProperties": 1}'
+    (tmp_path / "g.gbnf").write_text('root ::= "left" | "right"')
+    (tmp_path / "s.json").write_text(schema)
+    words = ["run", "demo", "Where?", "-t", "1", "-n", "60", "-s", "1"]
+    for options, expected in (
+        (["--grammar", 'root ::= "left"'], ("left",)),
+        (["--grammar-file", str(tmp_path / "g.gbnf"), "--raw"], ("left", "right")),
+    ):
+        assert main([*words, *options]) == 0
+        assert capsys.readouterr().out.strip() in expected
+    for options in (["-j", schema], ["-jf", str(tmp_path / "s.json")]):
+        assert main([*words, *options]) == 0
+        assert json.loads(capsys.readouterr().out) == {"a": 7}
+    assert main([*words, "-j", "{}", "-n", "5"]) == 0
+    assert capsys.readouterr().out.startswith("{")
+    for options, says in (
+        (["--grammar", 'root ::= "a'], "the grammar is not valid"),
+        (["-j", "{"], "the JSON schema is not valid"),
+        (["-jf", str(tmp_path / "none")], "No such file"),
+    ):
+        assert main([*words, *options]) == 1
+        captured = capsys.readouterr()
+        assert says in captured.err and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {}),
+        (["--lora", "a.gguf"], {"lora_path": ["a.gguf"], "lora_scale": [1.0]}),
+        (
+            ["--lora", "a.gguf:0.5", "--lora", "C:b"],
+            {"lora_path": ["a.gguf", "C:b"], "lora_scale": [0.5, 1.0]},
+        ),
+    ],
+)
+def test_adapters(words: list[str], expected: dict[str, object]) -> None:
+    for command in (["run", "demo", "hi"], ["chat"]):
+        assert lora_arguments(parse([*command, *words])) == expected
+
+
+def test_adapters_that_cannot_be(capsys: Captured) -> None:
+    for command in (["run", "demo", "hi"], ["chat"]):
+        for value, says in (("none.gguf", "none.gguf: cannot open"), ("a:nan", "the scale is no number")):
+            assert main([*command, "--lora", value]) == 1
+            assert says in capsys.readouterr().err
 
 
 def test_run_raw_continues_the_prompt(relu_path: Path, capsys: Captured) -> None:
