@@ -12,7 +12,7 @@ from powerinfer import AsyncLlama, Llama
 from powerinfer._engine import options
 from powerinfer._engine.completions import _HOOKS, _LENGTH
 from powerinfer._engine.sampling import SAMPLING_NAMES
-from powerinfer.compat.arguments import LATER_GENERATING, LATER_INIT, NO_EFFECT_INIT
+from powerinfer.compat.arguments import LATER_GENERATING, LATER_INIT, NO_EFFECT_INIT, ROPE_INIT
 
 
 def names(kind: Any) -> set[str]:
@@ -28,7 +28,7 @@ def own(function: Any) -> set[str]:
 def test_names() -> None:
     assert names(options.SamplingOptions) == SAMPLING_NAMES | {"temp"} | set(LATER_GENERATING)
     assert names(options.GenerationOptions) == names(options.SamplingOptions) | {*_HOOKS, *_LENGTH}
-    assert names(options.OtherLlamaOptions) == set(LATER_INIT) | set(NO_EFFECT_INIT)
+    assert names(options.OtherLlamaOptions) == {*LATER_INIT, *ROPE_INIT, *NO_EFFECT_INIT}
     init = own(Llama.__init__)
     assert names(options.LlamaOptions) == (init | names(options.OtherLlamaOptions)) - {"model_path"}
     beside = {"prompt", "suffix", "max_tokens", "stream"}
