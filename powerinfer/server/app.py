@@ -113,6 +113,7 @@ class Endpoints:
         return self._respond(request, body, await self.run_chat(request, body))
 
     async def completion(self, request: Request, body: CompletionRequest) -> Response:
+        body.suffix = body.suffix or None  # clients send an empty one that have none
         return self._respond(request, body, await self.run_completion(request, body))
 
     async def run_chat(self, request: Request, body: ChatRequest) -> dict[str, Any] | AsyncStream:

@@ -148,6 +148,11 @@ def test_what_to_type_instead(tmp_path: Path) -> None:
         ("llama3:8b", "no short names here"),
         ("meta-llama/Llama-3-8B", "hf:meta-llama/Llama-3-8B would be"),
         ("https://huggingface.co/a/b-GGUF/tree/main", "is called hf:a/b-GGUF"),
+        ("https://huggingface.co/a/b/resolve/main/Q4/c-Q4_0.gguf?download=true", r"hf:a/b:Q4/c-Q4_0\.gguf$"),
+        ("https://huggingface.co/a/b/blob/main/c.gguf", r"is called hf:a/b:c\.gguf$"),
+        ("hf.co/a/b-GGUF:Q4_K_M", "is called hf:a/b-GGUF:Q4_K_M$"),
+        ("hf.co/a/b-GGUF", "is called hf:a/b-GGUF$"),
+        ("https://example.com/c.gguf", r"no file https://example\.com/c\.gguf: it is an address"),
         (str(tmp_path), "is a folder"),
     ):
         with pytest.raises(FileError, match=says):

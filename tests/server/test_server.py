@@ -60,6 +60,8 @@ def test_completions(http: Any) -> None:
     for nothing in ("", [""], ["", stop]):  # what llama-server and OpenAI take as none
         one = http.post("/v1/completions", json=asked | {"stop": nothing}).json()["choices"][0]
         assert one["text"] == (cut if stop in nothing and nothing else whole)["text"]
+    none = http.post("/v1/completions", json=asked | {"suffix": ""}).json()["choices"][0]
+    assert none["text"] == whole["text"]
     echo = http.post("/v1/completions", json=asked | {"echo": True}).json()["choices"][0]
     assert echo["text"] == "Once upon a" + whole["text"]
     ids = http.post("/tokenize", json={"content": "Once upon a", "add_special": True}).json()["tokens"]

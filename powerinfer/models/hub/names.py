@@ -15,7 +15,11 @@ GIB = 1 << 30
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_URL = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
+# As browsers show it, and as ollama takes it.
+_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)"
+    r"(?:/(?:resolve|blob)/[^/]+/([^?]+\.gguf).*|(?:/.*)?|:([\w.-]+))"
+)
 _FORMAT = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q\d(?:_\d)*(?:_[A-Z]{1,3})*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_MOE)?))"
     r"(?![A-Za-z0-9])",
@@ -94,7 +98,10 @@ def hint(name: str) -> str:
     """What somebody may have meant by a name that is no file, as the end of a sentence, or ""."""
     url = _URL.fullmatch(name)
     if url:
-        return f"; a model of the hub is called hf:{url[1]}"
+        wanted = url[2] or url[3]
+        return f"; a model of the hub is called hf:{url[1]}" + (f":{wanted}" if wanted else "")
+    if re.match(r"https?://", name):
+        return ": it is an address; fetch it, then name the file (hf:OWNER/REPO fetches from the hub)"
     if name.lower().endswith(".gguf"):
         return ""
     if _NAME.fullmatch(name):
