@@ -94,6 +94,11 @@ _SPACE = SPACE.encode()
 _WHITESPACE = b" \t\n\v\f\r"
 
 
+METASPACE_KEY = "powerinfer.tokenizer.metaspace"
+"""Where a space is put before a text that begins with none: before each behind a special token ("always"), or
+before the first alone ("first"). Without the key one is put before each, whatever it begins with."""
+
+
 class Tokenizer:
     """The vocabulary of one model. Immutable after construction; safe to use from several threads.
 
@@ -136,6 +141,9 @@ class Tokenizer:
         self.add_space_prefix = is_llama and bool(
             get_number(meta, "tokenizer.ggml.add_space_prefix", self.model == "llama")
         )
+        self._metaspace = get_string(meta, METASPACE_KEY) or ""
+        if self._metaspace not in ("", "always", "first"):
+            raise TokenizerError(f"the key {METASPACE_KEY!r} is {self._metaspace!r:.60}, not always or first")
         self.add_bos = bool(get_number(meta, "tokenizer.ggml.add_bos_token", scheme.add_bos))
         self.add_eos = bool(get_number(meta, "tokenizer.ggml.add_eos_token", False))
         self._read_special_ids(meta, scheme)
@@ -205,9 +213,10 @@ class Tokenizer:
         for part in parts:
             if isinstance(part, int):
                 output.append(part)
-                after_special = True
+                after_special = self._metaspace != "first"
             else:
-                if self.add_space_prefix and after_special:
+                has_space = self._metaspace and part.startswith((b" ", _SPACE))
+                if self.add_space_prefix and after_special and not has_space:
                     part = b" " + part
                 with _large if len(part) > _LARGE_BYTES else nullcontext():
                     output += self._words.encode(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from powerinfer._text.tokenizer import METASPACE_KEY, Tokenizer
 from powerinfer.errors import FileError, PowerInferError, UnsupportedError
 from powerinfer.models.convert.json_file import Settings
 from powerinfer.models.convert.vocabulary import read_vocabulary
@@ -60,7 +62,8 @@ def test_sentencepiece(spm: Path) -> None:
         assert tokenizer.encode(text, add_bos=False, special=False) == library.encode(text), text
 
 
-def test_a_sentencepiece_vocabulary_written_as_bpe(spm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_legacy", [True, False])
+def test_a_sentencepiece_vocabulary_written_as_bpe(spm: Path, tmp_path: Path, is_legacy: bool) -> None:
     """As the tokenizers library has Llama's: merges in the order of the scores, spaces by a normalizer."""
     import sentencepiece
 
@@ -83,6 +86,8 @@ def test_a_sentencepiece_vocabulary_written_as_bpe(spm: Path, tmp_path: Path) ->
     special = [{"id": i, "content": text, "special": True} for i, text in enumerate(("<unk>", "<s>", "</s>"))]
     whole = folders.tokenizer_json("gpt-2", vocab, [[left, right] for *_, left, right in merges], special)
     whole |= {"normalizer": normalizer, "pre_tokenizer": None, "decoder": None}
+    if not is_legacy:
+        whole |= {"normalizer": None, "pre_tokenizer": metaspace("first")}
     whole["model"] |= {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
     whole["post_processor"] = {
         "type": "TemplateProcessing",
@@ -96,10 +101,24 @@ def test_a_sentencepiece_vocabulary_written_as_bpe(spm: Path, tmp_path: Path) ->
     assert keys["tokenizer.ggml.model"] == "llama" and tokenizer.add_bos
     assert list(keys["tokenizer.ggml.token_type"][:5]) == [2, 3, 3, 6, 6]
     fast = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in STRINGS:
+    (tmp_path / "as_model").mkdir()
+    shutil.copy(spm / "tokenizer.model", tmp_path / "as_model")
+    folders.write_json(
+        tmp_path / "as_model" / "tokenizer_config.json",
+        {"tokenizer_class": "LlamaTokenizer", "legacy": is_legacy},
+    )
+    same, keys = converted(tmp_path / "as_model", 600)
+    assert keys.get(METASPACE_KEY) == (None if is_legacy else "first")
+    for text in (*STRINGS, "a</s>b", "</s> a </s>b", "<s>a"):
         if text:  # the library then adds a space to nothing
             expected = fast.encode(text, add_special_tokens=False).ids
-            assert tokenizer.encode(text, add_bos=False, special=False) == expected, text
+            is_special = "s>" in text
+            assert tokenizer.encode(text, add_bos=False, special=is_special) == expected, text
+            assert same.encode(text, add_bos=False, special=is_special) == expected, text
+
+
+def metaspace(scheme: str) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
 
 
 def spm_as_bpe(folder: Path, merges: Sequence[str], change: Mapping[str, Any] | None = None) -> None:
@@ -120,10 +139,35 @@ def test_scores_from_merges(tmp_path: Path) -> None:
     assert tokenizer.encode("abc", add_bos=False, special=False) == [257, 263]
 
 
-def test_a_space_in_front(tmp_path: Path) -> None:
-    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never"}
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_a_space_in_front(tmp_path: Path, scheme: str) -> None:
+    added = {"added_tokens": [{"id": 264, "content": "<s>", "special": True} | dict.fromkeys(_FLAGS, False)]}
+    spm_as_bpe(tmp_path, ["a bc", "b c", "a b", "ab c"], {"pre_tokenizer": metaspace(scheme), **added})
+    tokenizer, _ = converted(tmp_path, 265)
+    fast = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("abc", " abc", "  abc", "abc abc", "<s>abc", "<s> abc", "abc<s>abc", "<s><s>abc", " <s>abc"):
+        expected = fast.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_bos=False, special=True) == expected, text
+
+
+def test_a_file_that_says_something_else_of_spaces(tmp_path: Path) -> None:
+    spm_as_bpe(tmp_path, ["a b"])
+    _, keys = converted(tmp_path, 264)
+    with pytest.raises(PowerInferError, match=r"metaspace' is 'last', not always or first"):
+        Tokenizer.from_metadata(keys | {METASPACE_KEY: "last"})
+
+
+def test_no_space_in_front(tmp_path: Path) -> None:
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    for change in ({"pre_tokenizer": metaspace}, {"pre_tokenizer": None, "normalizer": replace}):
+    old = {"type": "Metaspace", "replacement": SPACE, "add_prefix_space": False}
+    for change in (
+        {"pre_tokenizer": metaspace("never")},
+        {"pre_tokenizer": old},
+        {"pre_tokenizer": None, "normalizer": replace},
+    ):
         spm_as_bpe(tmp_path, ["a b"], change)
         assert converted(tmp_path, 264)[1]["tokenizer.ggml.add_space_prefix"] is False
     spm_as_bpe(tmp_path, ["a b"], {"pre_tokenizer": None})

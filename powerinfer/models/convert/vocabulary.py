@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..._text.merging import scores_of_merges
-from ..._text.tokenizer import Tokenizer
+from ..._text.tokenizer import METASPACE_KEY, Tokenizer
 from ...errors import ArgumentError, FileError, FormatError, UnsupportedError
 from .files import read_text
 from .json_file import Settings, read_json
@@ -82,6 +82,8 @@ class Vocabulary:
     merges: list[str] = field(default_factory=list)
     pre: str = ""
     add_space_prefix: bool = True
+    metaspace: str = ""
+    """As the key METASPACE_KEY."""
     special: dict[str, int] = field(default_factory=dict)
     adds: dict[str, bool] = field(default_factory=dict)
     templates: dict[str, str] = field(default_factory=dict)
@@ -103,6 +105,8 @@ class Vocabulary:
         out.update({f"{p}add_{kind}_token": value for kind, value in self.adds.items()})
         if self.model == "llama" and not self.add_space_prefix:
             out[p + "add_space_prefix"] = False
+        elif self.model == "llama" and self.metaspace:
+            out[METASPACE_KEY] = self.metaspace
         named = [name for name in self.templates if name]
         if named:
             out["tokenizer.chat_templates"] = named
@@ -177,6 +181,9 @@ def _from_sentencepiece(path: Path, sidecars: Sidecars, n_vocab: int) -> Vocabul
     }
     vocabulary.special = {keys[kind]: number for kind, number in model.ids.items()}
     vocabulary.add_space_prefix = sidecars.tokenizer_config.flag("add_prefix_space", model.add_dummy_prefix)
+    name = sidecars.tokenizer_config.text("tokenizer_class") or ""
+    if name.startswith("Llama") and not sidecars.tokenizer_config.flag("legacy", True):
+        vocabulary.metaspace = "first"  # what transformers makes of it
     vocabulary.notes += model.notes
     return vocabulary
 
@@ -252,7 +259,10 @@ def _like_sentencepiece(table: _Table, merges: Sequence[str], whole: Settings) -
             f"{whole.where}: spaces are not written {_SPACE}; the engine has no such tokenizer"
         )
     prepends = '"Prepend"' in shown or '"Metaspace"' in shown
-    vocabulary.add_space_prefix = prepends and '"prepend_scheme": "never"' not in shown
+    never = ('"prepend_scheme": "never"', '"add_prefix_space": false')
+    vocabulary.add_space_prefix = prepends and not any(word in shown for word in never)
+    if '"Prepend"' not in shown:
+        vocabulary.metaspace = "first" if '"prepend_scheme": "first"' in shown else "always"
     return vocabulary
 
 
