@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 
 from .._text.terminal import one_line, sentence
 from ..errors import PowerInferError
+from .llama_cpp import llama_cpp_words
 from .long_lived import start_for_long
-from .options import Parser, choose_model, find_models, in_options, llama_cpp_words
+from .options import Parser, choose_model, find_models, in_options
 
 COMMANDS = {
     "chat": "talk with a model in the terminal",

@@ -1,4 +1,4 @@
-"""Options of `run` and `chat` about answers: adapters, thoughts, and the form of one."""
+"""Options of `run` and `chat` about answers: system messages, adapters, thoughts, and the form of one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
-from .options import add_instead
+from .llama_cpp import add_instead
 
 if TYPE_CHECKING:
     from .._text.grammar import LlamaGrammar
 
 THINK = ("on", "off", "low", "medium", "high")
+
+
+def add_system_arguments(parser: argparse.ArgumentParser) -> None:
+    """`system_text` reads them."""
+    parser.add_argument(
+        "-sys", "--system", "--system-prompt", dest="system", metavar="TEXT", help="a system message"
+    )
+    parser.add_argument(
+        "-sysf", "--system-file", "--system-prompt-file", metavar="FILE", help="the same from a file"
+    )
+
+
+def system_text(args: argparse.Namespace) -> str | None:
+    """The system message. Raises ArgumentError, OSError."""
+    if args.system_file is None:
+        return args.system  # type: ignore[no-any-return]
+    if args.system is not None:
+        raise ArgumentError("--system and --system-file: one of them is enough")
+    return Path(args.system_file).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
 
 
 def add_lora_argument(parser: argparse.ArgumentParser) -> None:

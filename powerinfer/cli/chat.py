@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 
 from .._text.terminal import Bar
-from .answers import add_lora_argument, add_think_argument, lora_arguments
+from .answers import (
+    add_lora_argument,
+    add_system_arguments,
+    add_think_argument,
+    lora_arguments,
+    system_text,
+)
 from .options import (
     Parser,
     add_draft_arguments,
@@ -26,7 +32,7 @@ powerinfer chat -m model.gguf -c 8192 --vram-budget 8
 def add_arguments(parser: Parser) -> None:
     parser.open_with(EXAMPLES, usage="[MODEL] [options]")
     add_model_arguments(parser, default="demo")
-    parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message")
+    add_system_arguments(parser)
     parser.add_argument(
         "--no-history",
         dest="history",
@@ -52,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     with Bar(f"loading {args.model}") as bar:
         llm = Llama(args.model, progress=bar, **options)
     with llm:
-        conversation = Conversation(args.system, settings=sampling_arguments(args))
+        conversation = Conversation(system_text(args), settings=sampling_arguments(args))
         chat = Chat(llm, ui, conversation, forgets=args.context_shift, think=args.think)
         chat.check()
         if ui.interactive:

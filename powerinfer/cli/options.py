@@ -11,50 +11,11 @@ from typing import Any, NoReturn
 
 from .._engine.activations import ACTIVATIONS
 from ..errors import ArgumentError
+from .llama_cpp import add_always, add_instead
 
 SPARSITY = ("auto", "predicted", "exact", "dense")
 CPU_BATCH = 128  # a conversation that begins waits for no more of another's prompt
 MODEL_HELP = 'a GGUF file, hf:OWNER/REPO[:FORMAT], or "demo"'
-
-# Options of llama.cpp that have another name, or no use, here: what to do instead.
-_BUDGET = "--vram-budget GIB says how much of a model a GPU holds"
-_INSTEAD: tuple[tuple[tuple[str, ...], int, str], ...] = (
-    (("-ncmoe", "--n-cpu-moe"), 1, f"{_BUDGET}; experts beyond it stay with the CPU by themselves"),
-    (("-cmoe", "--cpu-moe"), 0, f"{_BUDGET}; a small one leaves the experts to the CPU"),
-    (("-ot", "--override-tensor"), 1, f"{_BUDGET}, and `powerinfer plan` shows what goes there"),
-    (("-sm", "--split-mode"), 1, "--vram-budget 8,8 deals the layers out to two GPUs"),
-    (("-ts", "--tensor-split"), 1, "--vram-budget 8,6 says how much of each GPU"),
-    (("-mg", "--main-gpu"), 1, "--devices cuda:1 names the GPU"),
-)
-
-
-class _Instead(argparse.Action):
-    """An option that is known from elsewhere, and refused with what does the same here."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, instead: str, **more: Any) -> None:
-        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
-        self._instead = instead
-
-    def __call__(self, parser: argparse.ArgumentParser, *words: Any) -> NoReturn:
-        parser.error(f"{'/'.join(self.option_strings)} is not an option here: {self._instead}")
-
-
-class _Nothing(argparse.Action):
-    """An option that asks for what is always done."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
-        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
-
-    def __call__(self, *words: Any) -> None:
-        pass
-
-
-def add_instead(
-    parser: argparse._ActionsContainer, options: Sequence[tuple[tuple[str, ...], int, str]] = _INSTEAD
-) -> None:
-    """Options of llama.cpp that are refused, each with a sentence."""
-    for flags, n, text in options:
-        parser.add_argument(*flags, action=_Instead, nargs=n, instead=text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -157,7 +118,12 @@ def add_model_arguments(
         help="a budget that holds N layers; 0: CPU, all: what is free",
     )
     group.add_argument(
-        "--devices", type=devices, metavar="NAMES", help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"'
+        "-dev",
+        "--devices",
+        "--device",
+        type=devices,
+        metavar="NAMES",
+        help='the GPUs to use: "cuda:1", "cuda:0,cuda:1"',
     )
     add_activation(group)
     group.add_argument(
@@ -177,8 +143,7 @@ def add_model_arguments(
     group.add_argument(
         "--mlock", dest="use_mlock", action="store_true", help="keep the weights in RAM, never paged out"
     )
-    parser.add_argument("-fa", "--flash-attn", nargs=0, action=_Nothing)
-    parser.add_argument("--jinja", nargs=0, action=_Nothing)  # templates are always followed
+    add_always(parser, is_server=several)
     add_instead(parser)
 
 
@@ -230,16 +195,6 @@ def draft_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {"draft_model": LlamaPromptLookupDecoding(max_ngram_size=args.draft_ngram, num_pred_tokens=n)}
 
 
-def llama_cpp_words(words: Sequence[str]) -> list[str]:
-    """The arguments as argparse can read them: -fa may have a value that says on, off or auto."""
-    out: list[str] = []
-    for word in words:
-        if out and out[-1] in ("-fa", "--flash-attn") and word in ("on", "off", "auto", "0", "1"):
-            continue
-        out.append(word)
-    return out
-
-
 def layers(text: str) -> int:
     """Of -ngl."""
     try:
@@ -277,8 +232,8 @@ def vram_budgets(text: str) -> float | list[float] | dict[str, float]:
 
 
 def devices(text: str) -> list[str]:
-    """Of --devices."""
-    return [word.strip() for word in text.split(",")]
+    """Of --devices. CUDA1 is what llama.cpp calls cuda:1."""
+    return [re.sub(r"^CUDA(?=\d)", "cuda:", word.strip()) for word in text.split(",")]
 
 
 def add_compute_arguments(group: argparse._ActionsContainer) -> None:
@@ -410,11 +365,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeat-penalty", type=float, metavar="X", default=1.0, help=f"1: off {shown}")
     group.add_argument("-s", "--seed", type=int, metavar="N", help="makes the answer repeatable")
     for name, kind, metavar, text in _FURTHER:
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+        flags = [f"--{name.replace('_', '-')}", *_LLAMA_CPP.get(name, ())]
+        group.add_argument(*flags, dest=name, type=kind, metavar=metavar, help=text)
 
 
 # Samplers that are off unless asked for.
 _FURTHER: tuple[tuple[str, type, str, str], ...] = (
+    ("presence_penalty", float, "X", "for tokens that are there already"),
+    ("frequency_penalty", float, "X", "the same, as often as they are"),
+    ("penalty_last_n", int, "N", "how far back these and --repeat-penalty look (default 64; -1: everywhere)"),
+    ("typical_p", float, "X", "keep tokens whose surprise is the usual one; 1: off"),
     ("top_n_sigma", float, "X", "keep logits within so many standard deviations of the largest"),
     ("xtc_probability", float, "P", "how often the likeliest tokens are excluded"),
     (
@@ -433,6 +393,15 @@ _FURTHER: tuple[tuple[str, type, str, str], ...] = (
     ("mirostat_tau", float, "X", "its target surprise in bits (default 5)"),
     ("mirostat_eta", float, "X", "its learning rate (default 0.1)"),
 )
+
+_LLAMA_CPP = {
+    "penalty_last_n": ("--repeat-last-n",),
+    "typical_p": ("--typical",),
+    "mirostat_mode": ("--mirostat",),
+    "mirostat_tau": ("--mirostat-ent",),
+    "mirostat_eta": ("--mirostat-lr",),
+}
+"""Its names of them."""
 
 
 RANGES: dict[str, tuple[float, float]] = {

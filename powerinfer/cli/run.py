@@ -15,15 +15,17 @@ from ..errors import ArgumentError
 from .answers import (
     add_form_arguments,
     add_lora_argument,
+    add_system_arguments,
     add_think_argument,
     form_of,
     lora_arguments,
+    system_text,
     template_variables,
 )
+from .llama_cpp import add_instead
 from .options import (
     Parser,
     add_draft_arguments,
-    add_instead,
     add_model_arguments,
     add_sampling_arguments,
     draft_arguments,
@@ -55,7 +57,17 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without the chat format"
     )
-    parser.add_argument("-sys", "--system", metavar="TEXT", help="a system message (not with --raw)")
+    add_system_arguments(parser)
+    parser.add_argument(
+        "-r",
+        "--stop",
+        "--reverse-prompt",
+        dest="stop",
+        action="append",
+        metavar="TEXT",
+        help="ends the answer, and is no part of it; may be repeated",
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the answer")
     parser.add_argument("-v", "--verbose", action="store_true", help="model and speed on stderr")
     add_think_argument(parser)
     add_lora_argument(parser)
@@ -87,14 +99,16 @@ def pieces(
     llm: Llama, args: argparse.Namespace, prompt: str, form: LlamaGrammar | None
 ) -> Iterator[tuple[str, str, str | None]]:
     """Parts of the thought before the answer, and of the answer, each with the reason if it is the last."""
-    options: dict[str, Any] = {"grammar": form, **sampling_arguments(args)}
+    options: dict[str, Any] = {"grammar": form, "stop": args.stop, **sampling_arguments(args)}
+    options |= {"ignore_eos": True} if args.ignore_eos else {}
     if args.raw:
         for part in llm.create_completion(prompt, stream=True, **options):
             yield "", part["choices"][0]["text"], part["choices"][0]["finish_reason"]
         return
     if variables := template_variables(args.think):
         options["chat_template_kwargs"] = variables
-    messages = [{"role": "system", "content": args.system}] if args.system else []
+    system = system_text(args)
+    messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     begun = False
     for chunk in llm.create_chat_completion(messages, stream=True, **options):
@@ -133,7 +147,7 @@ def write(answer: Iterator[tuple[str, str, str | None]], bar: Bar) -> tuple[str 
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.raw and args.system:
+    if args.raw and system_text(args):
         raise ArgumentError("--system has no place in a --raw prompt")
     if args.raw and args.think:
         raise ArgumentError("--think is about chat templates, which a --raw prompt has not")

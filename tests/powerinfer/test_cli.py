@@ -17,8 +17,10 @@ import pytest
 
 from powerinfer import Llama, __version__
 from powerinfer._text.terminal import Aside
-from powerinfer.cli import COMMANDS, llama_cpp_words, main, parse
-from powerinfer.cli.answers import lora_arguments
+from powerinfer.cli import COMMANDS, main, parse
+from powerinfer.cli.answers import lora_arguments, system_text
+from powerinfer.cli.llama_cpp import llama_cpp_words
+from powerinfer.cli.options import sampling_arguments
 from powerinfer.cli.table import columns, facts
 from tests import models
 from tests.powerinfer.thinking import thinking
@@ -120,6 +122,48 @@ def test_what_llama_cpp_calls_them() -> None:
     assert [parse(["run", "m", "x", "-ngl", n]).n_gpu_layers for n in ("all", "0")] == [-1, 0]
 
 
+def test_commands_of_llama_cpp_are_understood() -> None:
+    served = (
+        "-m m.gguf -cb --cont-batching --metrics --slots --props --embeddings --reranking --no-warmup --mmap "
+        "-dev CUDA0,cuda:1 -to 30 --repeat-last-n 9 --presence-penalty 1 --frequency-penalty .5 --typical .9 "
+        "--mirostat 2 --mirostat-ent 4 --mirostat-lr 0.2"
+    )
+    args = parse(["serve", *served.split()])
+    assert (args.model, args.devices, args.timeout) == (["m.gguf"], ["cuda:0", "cuda:1"], 30)
+    expected = {"penalty_last_n": 9, "presence_penalty": 1, "frequency_penalty": 0.5, "typical_p": 0.9}
+    expected |= {"mirostat_mode": 2, "mirostat_tau": 4, "mirostat_eta": 0.2}
+    chosen = sampling_arguments(args)
+    assert {name: chosen[name] for name in expected} == expected
+    args = parse(["run", "m.gguf", "-st", "--no-display-prompt", "-r", "x", "-r", "y", "--ignore-eos", "hi"])
+    assert (args.stop, args.ignore_eos, args.prompt) == (["x", "y"], True, "hi")
+    assert parse(["chat", "m.gguf", "--system-prompt", "a", "--color"]).system == "a"
+
+
+def test_where_answers_end(capsys: Captured) -> None:
+    words = ["run", "demo", "Once upon", "--raw", "--temp", "0", "-t", "1", "-n"]
+    assert main([*words, "8"]) == 0
+    whole = capsys.readouterr().out.rstrip("\n")
+    assert main([*words, "8", "-r", whole[9:12]]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == whole[: whole.index(whole[9:12])]
+    words = ["run", "demo", "Hi", "--temp", "0", "-t", "1", "-n", "60", "-v"]
+    context = []
+    for more in ([], ["--ignore-eos"]):
+        assert main([*words, *more]) == 0
+        context.append(int(capsys.readouterr().err.rpartition("context ")[2].partition("/")[0]))
+    assert context[0] < context[1]
+
+
+def test_the_system_message_of_a_file(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "s.txt").write_text("Be kind.\n")
+    for command in (["run", "demo", "hi"], ["chat"]):
+        assert system_text(parse([*command, "-sysf", str(tmp_path / "s.txt")])) == "Be kind."
+        assert system_text(parse([*command, "-sys", "Be brief."])) == "Be brief."
+        assert main([*command, "-sysf", str(tmp_path / "none")]) == 1
+        assert main([*command, "-sysf", "a", "-sys", "b"]) == 1
+        err = capsys.readouterr().err
+        assert "No such file" in err and "one of them is enough" in err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -128,6 +172,12 @@ def test_what_llama_cpp_calls_them() -> None:
         ("chat m --cpu-moe", "a small one leaves the experts to the CPU"),
         ("run m x -ot exps=CPU", "`powerinfer plan` shows what goes there"),
         ("run m x -ts 3,1", "--vram-budget 8,6"),
+        ("serve m -tb 4", "-t is for prompts, too"),
+        ("serve m -ngld 9", "gets a part of --vram-budget by itself"),
+        ("serve m --rope-freq-base 10000", "what the model's file says is used"),
+        ("serve m --chat-template chatml", "--chat-format NAME"),
+        ("serve m --reasoning-budget 0", "reasoning_effort"),
+        ("run m x -hff x.gguf", "-hf OWNER/REPO:NAME.gguf"),
         ("chat m --lora-scaled a.gguf 0.5", "--lora FILE:SCALE"),
         ("run m x --reasoning-budget 0", "--think off"),
     ],

@@ -1,0 +1,87 @@
+"""Options of llama.cpp that are no options here: what they ask for is always done, or is done by another one,
+which they then name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+Options = Sequence[tuple[tuple[str, ...], int, str]]
+"""Names of an option, how many words follow it, and what to do instead."""
+
+_BUDGET = "--vram-budget GIB says how much of a model a GPU holds"
+_DRAFT = "a model that drafts gets a part of --vram-budget by itself"
+_FILE = "what the model's file says is used"
+_HUB = "-hf OWNER/REPO:NAME.gguf names a file of a repository"
+_INSTEAD: Options = (
+    (("-ncmoe", "--n-cpu-moe"), 1, f"{_BUDGET}; experts beyond it stay with the CPU by themselves"),
+    (("-cmoe", "--cpu-moe"), 0, f"{_BUDGET}; a small one leaves the experts to the CPU"),
+    (("-ot", "--override-tensor"), 1, f"{_BUDGET}, and `powerinfer plan` shows what goes there"),
+    (("-sm", "--split-mode"), 1, "--vram-budget 8,8 deals the layers out to two GPUs"),
+    (("-ts", "--tensor-split"), 1, "--vram-budget 8,6 says how much of each GPU"),
+    (("-mg", "--main-gpu"), 1, "--devices cuda:1 names the GPU"),
+    (("-tb", "--threads-batch"), 1, "-t is for prompts, too"),
+    (("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), 1, _DRAFT),
+    (("-cd", "--ctx-size-draft"), 1, _DRAFT),
+    (("-devd", "--device-draft"), 1, _DRAFT),
+    (("--rope-freq-base", "--rope-freq-scale", "--rope-scaling", "--rope-scale"), 1, _FILE),
+    (("--override-kv",), 1, f"{_FILE}; --activation, --threshold and --predictor replace what matters"),
+    (("-hff", "--hf-file"), 1, _HUB),
+    (("-mu", "--model-url"), 1, _HUB),
+    (("-hft", "--hf-token"), 1, "the environment's HF_TOKEN is used"),
+    (("--chat-template",), 1, "--chat-format NAME takes the place of the file's template"),
+    (("--chat-template-file",), 1, "--chat-format NAME takes the place of the file's template"),
+)
+_ALWAYS = (
+    *("--jinja", "--mmap", "--warmup", "--no-warmup", "--perf", "--no-perf", "--no-context-shift"),
+    *("-kvu", "--kv-unified"),
+)
+_ALWAYS_OF_SERVERS = (
+    *("-cb", "--cont-batching", "--metrics", "--slots", "--props", "--embedding", "--embeddings"),
+    *("--rerank", "--reranking", "--cache-prompt"),
+)
+_ALWAYS_OF_TERMINALS = (*("-st", "--single-turn", "--no-display-prompt", "--simple-io", "-co", "--color"),)
+
+
+class _Instead(argparse.Action):
+    """An option that is known from elsewhere, and refused with what does the same here."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, instead: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
+        self._instead = instead
+
+    def __call__(self, parser: argparse.ArgumentParser, *words: Any) -> NoReturn:
+        parser.error(f"{'/'.join(self.option_strings)} is not an option here: {self._instead}")
+
+
+class _Nothing(argparse.Action):
+    """An option that asks for what is always done."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
+
+    def __call__(self, *words: Any) -> None:
+        pass
+
+
+def add_instead(parser: argparse._ActionsContainer, options: Options = _INSTEAD) -> None:
+    """Options of llama.cpp that are refused, each with a sentence."""
+    for flags, n, text in options:
+        parser.add_argument(*flags, action=_Instead, nargs=n, instead=text)
+
+
+def add_always(parser: argparse._ActionsContainer, *, is_server: bool) -> None:
+    """Options that are taken and change nothing."""
+    more = _ALWAYS_OF_SERVERS if is_server else _ALWAYS_OF_TERMINALS
+    parser.add_argument("-fa", "--flash-attn", *_ALWAYS, *more, nargs=0, action=_Nothing)
+
+
+def llama_cpp_words(words: Sequence[str]) -> list[str]:
+    """The arguments as argparse can read them: -fa may have a value that says on, off or auto."""
+    out: list[str] = []
+    for word in words:
+        if out and out[-1] in ("-fa", "--flash-attn") and word in ("on", "off", "auto", "0", "1"):
+            continue
+        out.append(word)
+    return out
