@@ -10,6 +10,7 @@ asked for is imported.
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
 import signal
@@ -54,6 +55,10 @@ powerinfer serve model.gguf --vram-budget 8
 """
 
 
+# What ollama and others call them.
+_ELSEWHERE = {"show": "info", "ls": "list", "remove": "rm", "download": "pull", "generate": "run"}
+
+
 class Version(argparse.Action):
     """Asks the engine's library for the version when, and only when, it is wanted."""
 
@@ -93,9 +98,18 @@ def build_parser(argv: Sequence[str]) -> Parser:
     return parser
 
 
+def _meant(word: str) -> str | None:
+    """The command that somebody may have meant."""
+    near = difflib.get_close_matches(word, COMMANDS, 1, 0.75)
+    return _ELSEWHERE.get(word) or (near[0] if near else None)
+
+
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The arguments; what is wrong with them ends the program."""
     parser = build_parser(words)
+    named = next((word for word in words if not word.startswith("-")), None)
+    if named is not None and named not in COMMANDS and (near := _meant(named)):
+        parser.error(f"there is no command {named}; is {near} meant?")
     args, rest = parser.parse_known_args(words)
     # Where MODEL and PROMPT have options between them, argparse takes the second word for one too many.
     if len(rest) == 1 and getattr(args, "prompt", "") is None and (rest == ["-"] or rest[0][:1] != "-"):

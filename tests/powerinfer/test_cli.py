@@ -84,6 +84,8 @@ def test_help_of_the_whole_imports_no_command() -> None:
     ("words", "says"),
     [
         (["fly"], "powerinfer: error: argument COMMAND: invalid choice: 'fly'"),
+        (["show", "demo"], "powerinfer: error: there is no command show; is info meant?"),
+        (["serv"], "there is no command serv; is serve meant?"),
         (["run"], "powerinfer run: error: the following arguments are required: MODEL"),
         (["run", "demo", "x", "--n-ctx", "many"], "'many' is not a number of tokens, nor auto"),
         (["run", "demo", "x", "-ngl", "4x"], "'4x' is not a number of layers, nor all or auto"),
