@@ -87,7 +87,7 @@ def read_prompt(word: str | None, file: str | None = None) -> str:
     elif word is None or word == "-":
         if sys.stdin.isatty():
             print(
-                "powerinfer: type the prompt; Ctrl-D on a new line ends it (for a conversation: powerinfer chat)",
+                "powerinfer: type the prompt; Ctrl-D on a new line ends it (powerinfer chat converses)",
                 file=sys.stderr,
             )
         text = sys.stdin.read().removesuffix("\n").removesuffix("\r")

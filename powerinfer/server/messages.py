@@ -124,6 +124,10 @@ def _text(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         text: str = part["text"]
         return text
+    if isinstance(part, dict) and part.get("type") == "document" and isinstance(part.get("source"), dict):
+        title, source = part.get("title"), part["source"]
+        if source.get("type") == "text" and isinstance(source.get("data"), str):
+            return f"{title}\n{source['data']}" if isinstance(title, str) else str(source["data"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise invalid(f"content of type {kind!r} cannot be read by this model, text can", "messages")
 

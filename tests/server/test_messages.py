@@ -49,6 +49,17 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
+def test_documents_of_text(http: Any, playing: Actor) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "It was a dark night."}
+    content = [{"type": "document", "source": source, "title": "A tale"}, {"type": "text", "text": "Go on"}]
+    post(http, messages=[{"role": "user", "content": content}])
+    assert "<|im_start|>user\nA tale\nIt was a dark night.\nGo on<|im_end|>" in playing.asked
+    for other in ({"type": "base64", "media_type": "application/pdf", "data": "aa"}, {"type": "text"}, None):
+        content = [{"type": "document", "source": other}]
+        error = post(http, 400, messages=[{"role": "user", "content": content}])["error"]
+        assert "'document' cannot be read" in error["message"]
+
+
 def test_text(http: Any, playing: Actor) -> None:
     playing.says = "Hello there"
     whole = post(http, system="Be kind")
