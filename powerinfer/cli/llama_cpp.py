@@ -30,8 +30,7 @@ _INSTEAD: Options = (
     (("-hff", "--hf-file"), 1, _HUB),
     (("-mu", "--model-url"), 1, _HUB),
     (("-hft", "--hf-token"), 1, "the environment's HF_TOKEN is used"),
-    (("--chat-template",), 1, "--chat-format NAME takes the place of the file's template"),
-    (("--chat-template-file",), 1, "--chat-format NAME takes the place of the file's template"),
+    (("--chat-template",), 1, "--chat-format NAME or --chat-template-file FILE replaces the file's template"),
 )
 _ALWAYS = (
     *("--jinja", "--mmap", "--warmup", "--no-warmup", "--perf", "--no-perf", "--no-context-shift"),

@@ -7,6 +7,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .._engine.activations import ACTIVATIONS
@@ -128,6 +129,9 @@ def add_model_arguments(
     add_activation(group)
     group.add_argument(
         "--chat-format", metavar="NAME", help="replaces the file's chat template: chatml, llama-2, ..."
+    )
+    group.add_argument(
+        "--chat-template-file", metavar="FILE", help="replaces it by the Jinja template of a file"
     )
 
     group.add_argument(
@@ -329,6 +333,10 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
         *("n_ubatch", "type_k", "type_v", "use_mlock", "n_gpu_layers"),
     )
     options = {name: getattr(args, name) for name in names}
+    if args.chat_template_file is not None:
+        if args.chat_format is not None:
+            raise ArgumentError("--chat-format and --chat-template-file: one of them is enough")
+        options["chat_format"] = _format_of(args.chat_template_file)
     if options["n_batch"] is None:
         from .._engine import machine
 
@@ -336,6 +344,18 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
         on_cpu = on_cpu or not (args.devices or machine.gpus().gpus)
         options["n_batch"] = CPU_BATCH if on_cpu else None
     return options
+
+
+def _format_of(file: str) -> str:
+    """The name under which the template of a file is known from now on. Raises ArgumentError, OSError."""
+    from .._text.chat_format import ChatFormat, register_chat_format
+
+    template = Path(file).read_text(encoding="utf-8", errors="replace")
+    if not template.strip():
+        raise ArgumentError(f"the chat template {file} is empty")
+    name = f"of {file}"
+    register_chat_format(name, ChatFormat(name, template))
+    return name
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

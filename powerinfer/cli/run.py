@@ -86,10 +86,7 @@ def read_prompt(word: str | None, file: str | None = None) -> str:
         text = Path(file).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
     elif word is None or word == "-":
         if sys.stdin.isatty():
-            print(
-                "powerinfer: type the prompt; Ctrl-D on a new line ends it (powerinfer chat converses)",
-                file=sys.stderr,
-            )
+            print("powerinfer: type the prompt; Ctrl-D on a new line ends it", file=sys.stderr)
         text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
     else:
         text = os.fsencode(word).decode("utf-8", "replace")

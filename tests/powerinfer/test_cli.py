@@ -155,6 +155,27 @@ def test_where_answers_end(capsys: Captured) -> None:
     assert context[0] < context[1]
 
 
+def test_the_chat_template_of_a_file(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    words = ["run", "demo", "Once upon", "--temp", "0", "-t", "1", "-n", "8"]
+    assert main([*words, "--raw"]) == 0
+    text = capsys.readouterr().out
+    assert main([*words, "--chat-template-file", str(file)]) == 0
+    assert capsys.readouterr().out == text.lstrip()
+    for content, more, says in (
+        ("{% if %}", [], f"the chat template 'of {file}' is broken"),
+        (" ", [], "is empty"),
+        ("x", ["--chat-format", "chatml"], "one of them is enough"),
+    ):
+        file.write_text(content)
+        assert main([*words, "--chat-template-file", str(file), *more]) == 1
+        assert says in capsys.readouterr().err
+    file.unlink()
+    assert main([*words, "--chat-template-file", str(file)]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_the_system_message_of_a_file(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "s.txt").write_text("Be kind.\n")
     for command in (["run", "demo", "hi"], ["chat"]):
