@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import jinja2
 import pytest
 from vocabularies import CONTROL, USER_DEFINED, bpe, spm
 
@@ -160,6 +161,30 @@ def test_a_template_without_an_end(template: str, monkeypatch: pytest.MonkeyPatc
 def test_a_template_whose_values_double(template: str) -> None:
     with pytest.raises(ChatFormatError, match="a sum of 16777216 characters or items is too long"):
         render(template, TALK)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in xs %}{% if a > 2 %}{% break %}{% endif %}{{ a ~ loop.last }}{% else %}none{% endfor %}",
+        "{% for a, b in d.items() if b > 1 %}\n  {{- a + b|string -}}\n{% endfor %}",
+        "{% macro g(x, y='q') %}{{ x + y }}[{{ caller(1) }}]{% endmacro %}"
+        "{% call(n) g('a') %}{{ n + 1 }}{% endcall %}",
+        "{% for t in tree recursive %}{{ t.n }}{% if t.c %}({{ loop(t.c) }}){% endif %}{% endfor %}",
+        "{% set ns = namespace(x=0) %}{% for a in xs %}{% set ns.x = ns.x + a %}{% endfor %}{{ ns.x }}",
+        "{{ (1 + 2) * 3 + 4 }} {{ 1.5 + 2 }} {{ 'x' ~ 1 ~ (1 + 1) }} {{ {'a': 1 + 1, 'b': 'c' ~ 'd'} }}",
+        "{% filter upper %}{% for a in xs %}{{ a ~ 'b' }}{% endfor %}{% endfilter %}",
+        "{% set z %}{% for a in xs %}{{ a }},{% endfor %}{% endset %}{{ z ~ z }}",
+        "{% for a in xs[1:] + [9] %}{{ loop.previtem if loop.index > 1 }}{{ a }}{% endfor %}",
+    ],
+)
+def test_templates_mean_what_they_mean_in_jinja(template: str) -> None:
+    plain = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+    )
+    values = {"xs": [1, 2, 3], "d": {"a": 1, "b": 2}, "tree": [{"n": 1, "c": [{"n": 2}, {"n": 3}]}]}
+    written = plain.from_string(template).render(**values)
+    assert chat_template.render_template("x", template, **values) == written != ""
 
 
 def test_sums_of_a_template() -> None:
