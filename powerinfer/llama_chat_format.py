@@ -5,6 +5,8 @@ from typing import Any
 from .compat.llama_chat_format import (
     ChatFormatter,
     ChatFormatterResponse,
+    Jinja2ChatFormatter,
+    chat_formatter_to_chat_completion_handler,
     register_chat_completion_handler,
     register_chat_format,
 )
@@ -12,6 +14,8 @@ from .compat.llama_chat_format import (
 __all__ = [
     "ChatFormatter",
     "ChatFormatterResponse",
+    "Jinja2ChatFormatter",
+    "chat_formatter_to_chat_completion_handler",
     "register_chat_completion_handler",
     "register_chat_format",
 ]

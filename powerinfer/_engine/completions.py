@@ -84,6 +84,8 @@ class Completions(Generating):
 
     model_path: str
     chat_handler: ChatHandler | None
+    _other_format: ChatFormat | None = None
+    """What a chat_handler writes conversations with, while it has this object make an answer."""
     spm_infill: bool
 
     @property
@@ -419,7 +421,7 @@ class Completions(Generating):
     ) -> tuple[list[int], str, Callable[[], ToolCallParser | None]]:
         """The prompt of a conversation, the template that wrote it, and what makes that which finds the calls
         in an answer. how: for ChatFormat.encode. in_parts: tell arguments of calls as they come."""
-        chat_format, tokenizer = self._format, self.tokenizer
+        chat_format, tokenizer = self._other_format or self._format, self.tokenizer
         how = {**how, "stops": request.stop}
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
             raise ArgumentTypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import warnings
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import Llama, PowerInferError, UnsupportedError
+from powerinfer import AsyncLlama, Llama, PowerInferError, UnsupportedError
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 OpenLlama = Callable[..., Llama]
@@ -188,6 +189,36 @@ def test_a_chat_format_of_ones_own(relu_path: Path) -> None:
     llm = Llama(relu_path, n_threads=1, verbose=False, chat_format="wrong")
     with llm, pytest.raises(PowerInferError, match="gave str, not ChatFormatterResponse"):
         llm.create_chat_completion(messages)
+
+
+def test_a_template_of_ones_own(relu_path: Path) -> None:
+    from powerinfer.llama_chat_format import Jinja2ChatFormatter
+
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}{{ eos_token }}"
+    handler = Jinja2ChatFormatter(template, eos_token="ab", bos_token="<s>").to_chat_handler()
+    messages = [{"role": "user", "content": "x"}]
+    options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
+    with Llama(relu_path, n_threads=1, verbose=False, chat_handler=handler) as llm:
+        expected = llm("[x]ab", stop="ab", **options)["choices"][0]["text"]
+        answer = llm.create_chat_completion(messages, **options)
+        assert answer["choices"][0]["message"]["content"] == expected
+        stream = llm.create_chat_completion(messages, stream=True, **options)
+        assert llm.chat_handler is handler and llm.chat_format != "Jinja2ChatFormatter"
+        assert "".join(part["choices"][0]["delta"].get("content", "") for part in stream) == expected
+        llm.chat_handler = Jinja2ChatFormatter("{{ nothing.more }}", "", "").to_chat_handler()
+        with pytest.raises(PowerInferError, match="'Jinja2ChatFormatter' failed"):
+            llm.create_chat_completion(messages)
+        assert llm.chat_handler is not None
+
+    async def several() -> list[Any]:
+        async with AsyncLlama(relu_path, n_threads=1, verbose=False, chat_handler=handler) as many:
+            made = [many.create_chat_completion(messages, **options) for _ in range(3)]
+            return await asyncio.gather(*made)
+
+    answers = asyncio.run(several())
+    assert [one["choices"][0]["message"]["content"] for one in answers] == [expected] * 3
+    with pytest.raises(UnsupportedError, match="stop_token_ids"):
+        Jinja2ChatFormatter("x", "", "", stop_token_ids=[1])
 
 
 def test_a_handler_by_name(relu_path: Path) -> None:
