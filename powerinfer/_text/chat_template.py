@@ -2,9 +2,9 @@
 
 Templates come from files and are not trusted. They run in Jinja's immutable sandbox: no private attributes,
 no changes to the messages, ranges and repetitions of at most 100 000, results and sums of texts of at most
-8 Mi characters. Each turn of a loop and each call of a macro looks at the time, of which a template has ten
-seconds of its processor. What is not bounded is a single filter or method that is made to waste time or
-memory, a replacement of every letter by a long text say.
+8 Mi characters. Each turn of a loop and each call of a macro, filter or test looks at the time, of which a
+template has ten seconds of its processor. What is not bounded is the memory of a single filter or method that
+is made to waste it, a replacement of every letter by a long text say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
 import jinja2
@@ -188,6 +188,17 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+def _watched(function: Any) -> Any:
+    """A filter or test that looks at the time first: `map` and `select` call it for each item."""
+
+    @wraps(function)  # and with the marks that say what else it is given
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _look_at_the_time()
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise ChatFormatError(str(message))
 
@@ -228,6 +239,8 @@ def _compile(template: str) -> jinja2.Template:
     environment.filters.update(tojson=_tojson, indent=_indent)
     for name in ("center", "format"):  # they make strings of any length
         del environment.filters[name]
+    for functions in (environment.filters, environment.tests):
+        functions.update({name: _watched(function) for name, function in functions.items()})
     del environment.globals["lipsum"]
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment.from_string(template)

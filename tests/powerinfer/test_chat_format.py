@@ -141,6 +141,8 @@ def test_thoughts_under_the_name_that_a_template_has() -> None:
 ENDLESS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{{ ([range(99999)] * 99999) | map('sum') | sum }}",
+    "{% set x = range(99999) | list %}{{ x | reject('in', x[1:] + [0]) | list }}",
     "{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
 ]
 DOUBLING = [
