@@ -429,8 +429,8 @@ class Completions(Generating):
             )
         if not tools and not any(chat_options.is_about_tools(message) for message in messages):
             return chat_format.encode(messages, tokenizer, **how), chat_format.template, lambda: None
-        from .._text.tool_calls import ToolCallParser, ToolFormat
-        from .._text.tool_stream import ToolCallStream
+        from .._text.tool_calls import ToolFormat
+        from .._text.tool_stream import ToolCallStream, WholeAnswerParser
 
         chat_format = chat_format.for_tools()
         form = ToolFormat.of(chat_format.template)
@@ -445,7 +445,7 @@ class Completions(Generating):
                     "tool_choice demands a call: a grammar or response_format cannot hold too"
                 )
             request.grammar = form.grammar(tools, tokenizer, one=one or len(tools) == 1)
-        kind = ToolCallStream if in_parts else ToolCallParser
+        kind = ToolCallStream if in_parts else WholeAnswerParser
         return ids, chat_format.template, lambda: kind(form, tools, one=one)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int], suffix: str | None) -> list[int]:

@@ -288,7 +288,7 @@ def _chat_parts(answer: Answer, parser: AnswerParser | None) -> Iterator[tuple[A
             n_calls += isinstance(item, dict)
             yield item, told
             told = None if told is None else {"content": [], "refusal": None}
-    for item in [] if parser is None else parser.finish():
+    for item in [] if parser is None else parser.finish(is_cut=answer.finish_reason == "length"):
         n_calls += isinstance(item, dict)
         yield item, None
     if n_calls and answer.finish_reason == "stop":

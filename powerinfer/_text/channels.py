@@ -51,10 +51,10 @@ class ChannelParser:
         self._text += text
         return [item for body in self._certain() for item in self._told(body)]
 
-    def finish(self) -> list[Any]:
-        """The answer is over: what was held back."""
-        told = self._told("" if self._in_head else self._text) + self._called()
-        return told if self._calls is None else told + self._calls.finish()
+    def finish(self, *, is_cut: bool = False) -> list[Any]:
+        """The answer is over: what was held back. is_cut: it would have gone on."""
+        told = self._told("" if self._in_head else self._text) + self._called(is_cut=is_cut)
+        return told if self._calls is None else told + self._calls.finish(is_cut=is_cut)
 
     def _told(self, body: Any) -> list[Any]:
         """What a piece of the message says."""
@@ -69,12 +69,12 @@ class ChannelParser:
             return [Thought(body)]
         return [body] if self._calls is None or self._calls.in_channels else self._calls.push(body)
 
-    def _called(self) -> list[Any]:
+    def _called(self, *, is_cut: bool = False) -> list[Any]:
         """At the end of a message to a function: the call, or its text where it is none."""
         name, text, self._function, self._arguments = self._function, self._arguments, None, ""
         if name is None or self._calls is None:
             return []
-        return self._calls.called(name, text)
+        return list(self._calls.called(name, text, is_cut=is_cut))
 
     def _certain(self) -> Iterator[Any]:
         if not self._has_begun:

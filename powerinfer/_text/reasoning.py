@@ -94,15 +94,15 @@ class ReasoningParser:
         text, self._text = self._text, ""
         return found + self._answer(text)
 
-    def finish(self) -> list[Any]:
-        """The answer is over: what was held back."""
+    def finish(self, *, is_cut: bool = False) -> list[Any]:
+        """The answer is over: what was held back. is_cut: it would have gone on."""
         text, self._text = self._text, ""
         found: list[Any] = []
         if self._state == "inside" and text.strip():
             found.append(Thought(text.rstrip()))
         elif self._state == "before":
             found = self._answer(text)
-        return found if self._rest is None else found + self._rest.finish()
+        return found if self._rest is None else found + self._rest.finish(is_cut=is_cut)
 
     def _answer(self, text: str) -> list[Any]:
         if not text:

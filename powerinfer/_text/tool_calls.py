@@ -131,6 +131,13 @@ class ToolFormat:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
+    def call(self, name: str, arguments: str) -> ToolCall:
+        return {
+            "id": self.new_id(),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
 
 _HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", separator="\n", line="\n")
 _DESCRIBED = replace(_HERMES, name="described", described=True)
@@ -324,6 +331,7 @@ class ToolCallParser:
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, one: bool = False) -> None:
         """one: nothing is told after the first call."""
         self._form = form
+        self._tools = tools
         self._one = one
         self._is_over = False
         self._names = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
@@ -337,9 +345,11 @@ class ToolCallParser:
         """Calls are messages to functions; none are in the answer's text."""
         return self._form is _HARMONY
 
-    def called(self, name: str, arguments: str) -> list[str | ToolCall]:
-        """The call of a message to a function; its text where it is none."""
-        call = self._checked(name, arguments.strip() or "{}")
+    def called(self, name: str, arguments: str, *, is_cut: bool = False) -> list[str | ToolCall]:
+        """The call of a message to a function; its text where it is none. is_cut: as in finish()."""
+        call = self._checked(name, arguments.strip() or ("" if is_cut else "{}"))
+        if call is None and is_cut and name in self._names:
+            call = self._form.call(name, arguments)
         return self._told([call] if call is not None else [arguments])
 
     def push(self, text: str) -> list[str | ToolCall]:
@@ -347,9 +357,9 @@ class ToolCallParser:
         self._text += text
         return self._told(self._certain())
 
-    def finish(self) -> list[str | ToolCall]:
-        """The answer is over: what was held back."""
-        return self._told(self._rest())
+    def finish(self, *, is_cut: bool = False) -> list[str | ToolCall]:
+        """The answer is over: what was held back. is_cut: it would have gone on."""
+        return self._told(self._rest(is_cut))
 
     def _told(self, found: Iterable[str | ToolCall]) -> list[str | ToolCall]:
         told = []
@@ -359,14 +369,20 @@ class ToolCallParser:
                 self._is_over = self._one and not isinstance(item, str)
         return told
 
-    def _rest(self) -> list[str | ToolCall]:
+    def _rest(self, is_cut: bool) -> list[str | ToolCall]:
         text, self._text = self._text, ""
         if self._inside:  # the mark at the end may be cut short, or missing
             body = text[: len(text) - held_back(text, self._form.close)]
             text = self._form.open + text
             calls: list[str | ToolCall] = [*self._calls(body)]
+            if not calls and is_cut:
+                calls = [*self._begun_calls(text)]
             return calls or ([text] if text else [])
         return [text] if text and not (self._after_call and text.isspace()) else []
+
+    def _begun_calls(self, text: str) -> list[ToolCall]:
+        """The calls in a text that ends within one."""
+        return []
 
     def _certain(self) -> Iterator[str | ToolCall]:
         form = self._form
@@ -428,12 +444,7 @@ class ToolCallParser:
                 return None
         if name not in self._names or not isinstance(arguments, dict):
             return None
-        text = json.dumps(arguments, ensure_ascii=False)
-        return {
-            "id": self._form.new_id(),
-            "type": "function",
-            "function": {"name": name, "arguments": text},
-        }
+        return self._form.call(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _literal(text: str, tokenizer: Tokenizer) -> str:

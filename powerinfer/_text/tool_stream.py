@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..types import ToolCall
 from .parts import CallPart
 from .tool_calls import ToolCallParser
 
@@ -74,9 +75,9 @@ class ToolCallStream(ToolCallParser):
             yield call
             self._is_behind = True
 
-    def _rest(self) -> list[Any]:
+    def _rest(self, is_cut: bool) -> list[Any]:
         if not self._is_behind:
-            return super()._rest()
+            return super()._rest(False)
         text, self._text = self._text.lstrip(self._between), ""
         if (
             self._arguments is not None
@@ -87,7 +88,7 @@ class ToolCallStream(ToolCallParser):
         calls: list[Any] = [*self._calls(text)]
         return calls or [text]
 
-    def _begin(self) -> dict[str, Any] | None:
+    def _begin(self) -> ToolCall | None:
         """The call whose arguments begin next, if that is certain; the text then begins with them."""
         pattern = _BEGIN_ARGS if self._is_named else _BEGIN
         text = self._text.lstrip(self._between)
@@ -95,11 +96,7 @@ class ToolCallStream(ToolCallParser):
         if found is None or found[1] not in self._names:
             return None
         self._text, self._arguments = text[found.end() :], _Object()
-        return {
-            "id": self._form.new_id(),
-            "type": "function",
-            "function": {"name": found[1], "arguments": ""},
-        }
+        return self._form.call(found[1], "")
 
     def _closed(self) -> bool:
         """Whether the mark behind a call was there; it is skipped."""
@@ -110,6 +107,21 @@ class ToolCallStream(ToolCallParser):
         self._text = self._text[at + len(close) :]
         self._inside, self._after_call, self._is_behind = False, True, False
         return True
+
+
+class WholeAnswerParser(ToolCallParser):
+    """A ToolCallParser for answers that nobody sees before their end. A call that is cut off behind its name
+    has what there is of its arguments, as it would have in a stream."""
+
+    def _begun_calls(self, text: str) -> list[ToolCall]:
+        stream = ToolCallStream(self._form, self._tools, one=self._one)
+        calls: list[ToolCall] = []
+        for item in [*stream.push(text), *stream.finish()]:
+            if isinstance(item, CallPart):
+                calls[-1]["function"]["arguments"] += item.text
+            elif not isinstance(item, str):
+                calls.append(item)
+        return calls
 
 
 class _Object:

@@ -161,7 +161,10 @@ class PowerInferModel(llm.Model):  # type: ignore[misc, unused-ignore]
             raise llm.ModelError(str(error)) from None
         message: dict[str, Any] = dict(answer["choices"][0]["message"])
         for call in message.get("tool_calls") or ():
-            arguments = json.loads(call["function"]["arguments"])
+            try:
+                arguments = json.loads(call["function"]["arguments"])
+            except ValueError:
+                continue  # max_tokens has cut it off
             response.add_tool_call(
                 llm.ToolCall(name=call["function"]["name"], arguments=arguments, tool_call_id=call["id"])
             )

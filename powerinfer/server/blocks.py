@@ -57,6 +57,10 @@ class Answer:
             return True
         return False
 
+    def without_cut_call(self) -> list[Block]:
+        """The blocks, for protocols that have no half calls."""
+        return [block for block in self.blocks if block.kind != "call" or not self.is_cut(block)]
+
     def text(self, kind: str) -> str:
         """All that is of this kind."""
         return "".join(block.text for block in self.blocks if block.kind == kind)

@@ -69,7 +69,7 @@ def add(at: Host, post: Add, get: Add) -> None:
         if isinstance(result, AsyncStream):
             return at.stream(request, result, _frames(result, id, at.name(request)))
         answer = answer_of(result)
-        content = [_content(block) for block in answer.blocks]
+        content = [_content(block) for block in answer.without_cut_call()]
         return json_response(_message(id, at.name(request), content, _end(answer), _usage(answer)))
 
     async def count_tokens(request: Request, body: Conversation) -> Response:

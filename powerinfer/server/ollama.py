@@ -156,7 +156,7 @@ def add(at: Host, post: Add, get: Add) -> None:
             return at.stream(request, result, _lines(result, name, shape, is_chat), _JSON_LINES)
         whole = answer_of(result) if is_chat else _answer_of_text(result)
         more = _logprobs(result["choices"][0]) if is_chat and asked.logprobs is not None else {}
-        return json_response(_head(name) | shape(whole.blocks) | more | _end(whole))
+        return json_response(_head(name) | shape(whole.without_cut_call()) | more | _end(whole))
 
     async def use(request: Request, body: OllamaRequest | OllamaEmbed | OllamaEmbedOne) -> None:
         """Takes the model, and notes how long it is to stay."""

@@ -13,7 +13,7 @@ from powerinfer import Llama
 from powerinfer._text.channels import ChannelParser, has_channels
 from powerinfer._text.parts import Thought
 from powerinfer._text.tool_calls import ToolCallParser, ToolFormat
-from powerinfer._text.tool_stream import ToolCallStream
+from powerinfer._text.tool_stream import ToolCallStream, WholeAnswerParser
 from tests import models
 
 THOUGHT = "<|channel|>analysis<|message|>The user < I say <|end|>"
@@ -99,6 +99,20 @@ def test_messages_to_functions_are_calls(
     made = [item["function"] for item in found if isinstance(item, dict)]
     assert [(call["name"], json.loads(call["arguments"])) for call in made] == calls
     assert "".join(item for item in found if isinstance(item, str)) == shown
+
+
+@pytest.mark.parametrize("kind", [WholeAnswerParser, ToolCallStream])
+def test_a_call_that_is_cut_off(kind: type[ToolCallParser]) -> None:
+    for text, arguments, shown in (
+        (CALL + '{"a"', ['{"a"'], ""),
+        (CALL, [""], ""),
+        (CALL + '{"a": 1}', ['{"a": 1}'], ""),
+        (CALL.replace(".f ", ".g ") + '{"a"', [], '{"a"'),
+    ):
+        parser = ChannelParser(kind(ToolFormat.of("{{ tools }} <|channel|>"), TOOLS))
+        found = parser.push(text) + parser.finish(is_cut=True)
+        assert [item["function"]["arguments"] for item in found if isinstance(item, dict)] == arguments
+        assert "".join(item for item in found if isinstance(item, str)) == shown
 
 
 def test_one_call_at_most() -> None:

@@ -240,6 +240,38 @@ def test_functions(llama: OpenLlama) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off(llama: OpenLlama, stream: bool) -> None:
+    llm = llama(chat_format="chatml", n_ctx=1024)
+    call = f"<tool_call>\n{json.dumps(PLANT)}\n</tool_call>"
+    told = []
+    for text in (
+        call[: call.index("ak")],
+        call[: call.index("tool_call>", 20) - 2],
+        call[: call.index("pl") + 2],
+    ):
+        n = len(llm.tokenizer.encode(text, add_bos=False, space_prefix=False))
+        hook = {"logits_processor": scripted(llm, text), "max_tokens": n, "tools": TOOLS}
+        if stream:
+            chunks = list(llm.create_chat_completion(MESSAGES, stream=True, **hook))
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            calls = [one["function"] for delta in deltas for one in delta.get("tool_calls", [])]
+            arguments = "".join(one["arguments"] for one in calls) if calls else None
+            content = "".join(delta.get("content") or "" for delta in deltas) or None
+            reason = chunks[-1]["choices"][0]["finish_reason"]
+        else:
+            choice = llm.create_chat_completion(MESSAGES, **hook)["choices"][0]
+            found = choice["message"].get("tool_calls")
+            arguments = found[0]["function"]["arguments"] if found else None
+            content, reason = choice["message"]["content"], choice["finish_reason"]
+        told.append((arguments, content, reason))
+    assert told == [
+        ('{"kind": "o', None, "length"),
+        ('{"kind": "oak"}', None, "length"),
+        (None, '<tool_call>\n{"name": "pl', "length"),
+    ]
+
+
 def prompt_of(llm: Llama, messages: list[Any], **options: Any) -> str:
     result = llm.create_chat_completion(messages, max_tokens=1, **options)
     ids = llm.input_ids.tolist()[: result["usage"]["prompt_tokens"]]

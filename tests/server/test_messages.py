@@ -49,6 +49,12 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
+def test_half_a_call_is_none(http: Any, playing: Actor) -> None:
+    playing.says = "I look. " + CALL[: CALL.index("ln")]
+    whole = post(http, tools=[WEATHER], max_tokens=playing.n_said())
+    assert whole["content"] == [{"type": "text", "text": "I look."}] and whole["stop_reason"] == "max_tokens"
+
+
 def test_documents_of_text(http: Any, playing: Actor) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "It was a dark night."}
     content = [{"type": "document", "source": source, "title": "A tale"}, {"type": "text", "text": "Go on"}]

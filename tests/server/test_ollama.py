@@ -66,6 +66,8 @@ def test_half_a_call_is_none(http: Any, playing: Actor) -> None:
     parts = lines(http.post("/api/chat", json=asked))
     assert "".join(part["message"]["content"] for part in parts).strip() == "I look."
     assert parts[-1]["done_reason"] == "length" and not any("tool_calls" in part["message"] for part in parts)
+    whole = post(http, "/api/chat", **asked, stream=False)
+    assert whole["message"] == {"role": "assistant", "content": "I look."}
 
 
 def test_options(http: Any, playing: Actor) -> None:

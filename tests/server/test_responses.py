@@ -96,6 +96,11 @@ def test_what_is_cut_off_is_incomplete(http: Any, playing: Actor) -> None:
         ("function_call", "incomplete"),
     ]
     assert done[1]["arguments"].startswith('{"city": "')
+    items = post(http, **body | {"stream": False})["output"]
+    same = ("type", "status", "name", "arguments")
+    assert [[item.get(name) for name in same] for item in items] == [
+        [item.get(name) for name in same] for item in done
+    ]
 
 
 def test_a_tool_loop(http: Any, playing: Actor) -> None:
