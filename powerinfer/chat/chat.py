@@ -107,13 +107,14 @@ class Chat:
             raise ContextError(f"{error}. {ADVICE}") from error
         llm, n_neurons = self.llm, self.llm.info().n_neurons
         parts: list[str] = []
-        work, reason = Work(), None
+        work, reason, thinks = Work(), None, False
         with self.ui.answering(), bar:
             for chunk in chunks:
                 choice = chunk["choices"][0]
                 text, reason = choice["delta"].get("content") or "", choice["finish_reason"]
                 thought = choice["delta"].get("reasoning_content")
                 if thought:
+                    thinks = True
                     bar.close()
                     self.ui.think(thought)
                 if not parts:
@@ -130,6 +131,8 @@ class Chat:
         self.conversation.add(question, "".join(parts))
         if reason == "length" and llm.n_tokens >= llm.n_ctx():
             self.ui.note(f"The context of {llm.n_ctx()} tokens is full, so the answer ends here. {ADVICE}.")
+        elif thinks and not parts:
+            self.ui.note("The answer ended within its thought; /set think off asks for none.")
         elif reason == "length" and self.ui.interactive:
             self.ui.note("The answer ends here because it reached max_tokens.")
         if self.ui.interactive:

@@ -169,12 +169,8 @@ def main(args: argparse.Namespace) -> int:
                 "(--n-ctx, --context-shift)",
                 file=sys.stderr,
             )
-        elif reason == "length" and thinks:
-            print(
-                f"powerinfer: {args.max_tokens} tokens were not enough for the thought before the answer "
-                "(--max-tokens, --think)",
-                file=sys.stderr,
-            )
+        elif thinks:
+            print("powerinfer: the answer ended within its thought (--max-tokens, --think)", file=sys.stderr)
         if args.verbose:
             t = llm.timings
             print(

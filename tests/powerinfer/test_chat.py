@@ -323,6 +323,9 @@ def test_thoughts_are_shown_and_no_part_of_the_answer(
         {},
     ]
     assert THOUGHT not in talk.read_text()
+    thinking(monkeypatch, is_cut=True)
+    code, out, err = chat("a\n", "demo", "-t", "1", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, out) == (0, "") and "The answer ended within its thought" in err
     code, _, err = chat("/set think much\n", "demo", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 1 and "think must be one of on, off, low, medium, high and default" in err
 

@@ -327,7 +327,7 @@ def test_run_shows_thoughts_beside_the_answer(monkeypatch: pytest.MonkeyPatch, c
     thinking(monkeypatch, is_cut=True)
     assert main(words) == 0
     out, err = capsys.readouterr()
-    assert out == "" and "9 tokens were not enough for the thought" in err
+    assert out == "" and "the answer ended within its thought" in err
     assert main(["run", "demo", "hi", "--raw", "--think", "on"]) == 1
     assert "--think is about chat templates" in capsys.readouterr().err
 
