@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -79,14 +81,32 @@ class _Request:
         ]
 
 
+_other_formats: ContextVar[tuple[object, ChatFormat] | None] = ContextVar("other_format", default=None)
+
+
+@contextmanager
+def other_format(llama: object, chat_format: ChatFormat) -> Iterator[None]:
+    """Within it this thread's conversations with that Llama are written by another format, without its
+    chat_handler."""
+    before = _other_formats.set((llama, chat_format))
+    try:
+        yield
+    finally:
+        _other_formats.reset(before)
+
+
 class Completions(Generating):
     """What stands first is the part of Llama that these methods need."""
 
     model_path: str
     chat_handler: ChatHandler | None
-    _other_format: ChatFormat | None = None
-    """What a chat_handler writes conversations with, while it has this object make an answer."""
     spm_infill: bool
+
+    @property
+    def _other_format(self) -> ChatFormat | None:
+        """What a chat_handler writes conversations with, while it has this object make an answer."""
+        found = _other_formats.get()
+        return found[1] if found is not None and found[0] is self else None
 
     @property
     @abstractmethod
@@ -322,7 +342,7 @@ class Completions(Generating):
             llm.create_chat_completion(messages)["choices"][0]["message"]["content"]
         """
         given: dict[str, Any] = {**options}
-        if self.chat_handler is not None:
+        if self.chat_handler is not None and self._other_format is None:
             given |= dict(functions=functions, function_call=function_call, tools=tools)
             given |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
             given |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)

@@ -2,9 +2,10 @@
 
 Templates come from files and are not trusted. They run in Jinja's immutable sandbox: no private attributes,
 no changes to the messages, ranges and repetitions of at most 100 000, results and sums of texts of at most
-8 Mi characters. Each turn of a loop and each call of a macro, filter or test looks at the time, of which a
-template has ten seconds of its processor. What is not bounded is the memory of a single filter or method that
-is made to waste it, a replacement of every letter by a long text say.
+8 Mi characters. Each turn of a loop and each call of a macro, block, filter or test looks at the time, of
+which a template has ten seconds of its processor. What is not bounded are the time and memory of a single
+filter, method or operation that is made to waste them: a replacement of every letter by a long text, say, or
+a comparison of lists that hold the same list twice, and that the same, and so on.
 """
 
 from __future__ import annotations
@@ -80,10 +81,12 @@ _thread = threading.local()
 """ends_s: where the time of the template that runs in it ends, at the earliest, and of the processor."""
 
 
-def _look_at_the_time() -> None:
+def _look_at_the_time() -> bool:
+    """True, so that it can stand in a condition."""
     earliest_s, end_s = _thread.ends_s
     if time.monotonic() > earliest_s and time.thread_time() > end_s:  # the second takes a call of the system
         raise ChatFormatError(f"it runs for more than {MAX_SECONDS:g} seconds")
+    return True
 
 
 def _join(*parts: Any) -> str:
@@ -109,6 +112,12 @@ class _Bounds(jinja2.visitor.NodeTransformer):
     """Puts calls of the above into a template."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        self._watched(node)
+        if node.test is not None:  # turns for which it is false have no body
+            node.test = jinja2.nodes.And(_call("look_at_the_time", []), node.test).set_lineno(node.lineno)
+        return node
+
+    def visit_Block(self, node: jinja2.nodes.Block) -> jinja2.nodes.Node:
         return self._watched(node)
 
     def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:

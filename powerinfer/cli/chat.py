@@ -12,6 +12,7 @@ from .answers import (
     lora_arguments,
     system_text,
 )
+from .llama_cpp import add_instead
 from .options import (
     Parser,
     add_draft_arguments,
@@ -41,6 +42,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_think_argument(parser)
     add_lora_argument(parser)
+    add_instead(parser, [(("-st", "--single-turn"), 0, "`powerinfer run MODEL PROMPT` answers once")])
     parser.add_argument("-cnv", "--conversation", action="store_true", help=argparse.SUPPRESS)
     add_draft_arguments(parser)
     add_sampling_arguments(parser)

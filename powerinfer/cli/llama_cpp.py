@@ -40,7 +40,7 @@ _ALWAYS_OF_SERVERS = (
     *("-cb", "--cont-batching", "--metrics", "--slots", "--props", "--embedding", "--embeddings"),
     *("--rerank", "--reranking", "--cache-prompt"),
 )
-_ALWAYS_OF_TERMINALS = (*("-st", "--single-turn", "--no-display-prompt", "--simple-io", "-co", "--color"),)
+_ALWAYS_OF_TERMINALS = ("--no-display-prompt", "--simple-io", "-co", "--color")
 
 
 class _Instead(argparse.Action):
@@ -54,7 +54,7 @@ class _Instead(argparse.Action):
         parser.error(f"{'/'.join(self.option_strings)} is not an option here: {self._instead}")
 
 
-class _Nothing(argparse.Action):
+class Nothing(argparse.Action):
     """An option that asks for what is always done."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
@@ -73,7 +73,7 @@ def add_instead(parser: argparse._ActionsContainer, options: Options = _INSTEAD)
 def add_always(parser: argparse._ActionsContainer, *, is_server: bool) -> None:
     """Options that are taken and change nothing."""
     more = _ALWAYS_OF_SERVERS if is_server else _ALWAYS_OF_TERMINALS
-    parser.add_argument("-fa", "--flash-attn", *_ALWAYS, *more, nargs=0, action=_Nothing)
+    parser.add_argument("-fa", "--flash-attn", *_ALWAYS, *more, nargs=0, action=Nothing)
 
 
 def llama_cpp_words(words: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from .answers import (
     system_text,
     template_variables,
 )
-from .llama_cpp import add_instead
+from .llama_cpp import Nothing, add_instead
 from .options import (
     Parser,
     add_draft_arguments,
@@ -75,6 +75,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-no-cnv", "--no-conversation", dest="raw", action="store_true", help=argparse.SUPPRESS
     )
+    parser.add_argument("-st", "--single-turn", nargs=0, action=Nothing)
     add_form_arguments(parser)
     add_draft_arguments(parser)
     add_sampling_arguments(parser)

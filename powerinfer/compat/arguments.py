@@ -11,8 +11,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from .._engine.checks import real
-from ..errors import UnsupportedError
+from ..errors import FormatError, UnsupportedError
 
 # Name: the values that ask for nothing. Others would change answers, so they raise.
 LATER_INIT: dict[str, tuple[Any, ...]] = {
@@ -65,20 +67,31 @@ def refuse(
 
 def refuse_other_rope(given: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Raises where the RoPE of the arguments is not that of the file with these keys."""
-    arch = meta.get("general.architecture")
-    factor = meta.get(f"{arch}.rope.scaling.factor", meta.get(f"{arch}.rope.scale_linear", 1.0))
-    own = {
-        "rope_freq_base": meta.get(f"{arch}.rope.freq_base", 10000.0),
-        "rope_freq_scale": 1 / (factor or 1.0),  # 0 is what some converters write for "no scaling"
-    }
     for name, nothing in ROPE_INIT.items():
         value = given.get(name)
         if value in nothing:
             continue
-        if not math.isclose(real(name, value), own[name], rel_tol=1e-6):  # files have 32 bits of it
+        own = _file_rope(name, meta)
+        if not math.isclose(real(name, value), own, rel_tol=1e-6):  # files have 32 bits of it
             raise UnsupportedError(
-                f"{name}={value!r} is not supported in this version: the file's {own[name]:g} is used"
+                f"{name}={value!r} is not supported in this version: the file's {own:g} is used"
             )
+
+
+def _file_rope(name: str, meta: Mapping[str, Any]) -> float:
+    arch = meta.get("general.architecture")
+    if name == "rope_freq_base":
+        return _number(meta, f"{arch}.rope.freq_base", 10000.0)
+    factor = _number(meta, f"{arch}.rope.scale_linear", 1.0)
+    factor = _number(meta, f"{arch}.rope.scaling.factor", factor)
+    return 1 / (factor or 1.0)  # 0 is what some converters write for "no scaling"
+
+
+def _number(meta: Mapping[str, Any], key: str, default: float) -> float:
+    value = meta.get(key, default)
+    if not isinstance(value, (int, float, np.number)):
+        raise FormatError(f"the key {key!r} has a value of type {type(value).__name__}, not a number")
+    return float(value)
 
 
 _NUMBERS = {

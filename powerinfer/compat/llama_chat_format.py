@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from .._engine import checks
+from .._engine.completions import other_format
 from .._text.chat_format import ChatFormat, ChatFormatError
 from .._text.chat_format import register_chat_format as register
 from .._text.chat_template import render_template
@@ -92,12 +93,8 @@ class _ByFormat:
         self._format = chat_format
 
     def __call__(self, *, llama: Any, messages: Any, **options: Any) -> Any:
-        with llama._lock:
-            before, llama.chat_handler, llama._other_format = llama.chat_handler, None, self._format
-            try:  # a stream has its prompt when it is returned
-                return llama.create_chat_completion(messages, **options)
-            finally:
-                llama.chat_handler, llama._other_format = before, None
+        with other_format(llama, self._format):  # a stream has its prompt when it is returned
+            return llama.create_chat_completion(messages, **options)
 
 
 def chat_formatter_to_chat_completion_handler(formatter: ChatFormatter) -> Callable[..., Any]:

@@ -144,6 +144,12 @@ ENDLESS = [
     "{{ ([range(99999)] * 99999) | map('sum') | sum }}",
     "{% set x = range(99999) | list %}{{ x | reject('in', x[1:] + [0]) | list }}",
     "{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
+    "".join(
+        f"{{% block b{i} %}}{{{{ self.b{i + 1}() ~ self.b{i + 1}() }}}}{{% endblock %}}" for i in range(50)
+    )
+    + "{% block b50 %}{% endblock %}",
+    "{% set x = range(99999) | list %}{% for a in x if a not in [x[1:] + [0], x[1:] + [0]] and a in x[:0] %}"
+    "{% endfor %}",
 ]
 DOUBLING = [
     "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",

@@ -89,6 +89,13 @@ def test_a_rope_that_is_the_files_own(llama: OpenLlama, tmp_path: Path) -> None:
                 Llama(path, verbose=False, **wrong)
     with pytest.raises(ArgumentError, match="rope_freq_base"):
         llama(rope_freq_base="10000")
+    spec = models.SPECS["llama-relu"]
+    for key in ("rope.scaling.factor", "rope.scale_linear", "rope.freq_base"):
+        meta = {**models.metadata(spec), f"llama.{key}": "x"}
+        path = models.write(tmp_path / "text.gguf", meta, models.file_tensors(spec, models.draw(spec)))
+        for options in ({}, {"rope_freq_scale": 1.0}, {"rope_freq_base": 10000.0}):
+            with pytest.raises(FormatError, match=f"'llama.{key}' has"):
+                Llama(path, verbose=False, **options)  # type: ignore[arg-type]
 
 
 def test_threads_for_prompts_that_are_the_others(llama: OpenLlama, recwarn: pytest.WarningsRecorder) -> None:

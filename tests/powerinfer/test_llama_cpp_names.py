@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import AsyncLlama, Llama, PowerInferError, UnsupportedError
+from powerinfer import AsyncLlama, Llama, LogitsProcessorList, PowerInferError, UnsupportedError
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 
 OpenLlama = Callable[..., Llama]
@@ -202,6 +202,14 @@ def test_a_template_of_ones_own(relu_path: Path) -> None:
         expected = llm("[x]ab", stop="ab", **options)["choices"][0]["text"]
         answer = llm.create_chat_completion(messages, **options)
         assert answer["choices"][0]["message"]["content"] == expected
+        handlers: list[Any] = []  # that another thread would find meanwhile
+
+        def look(_: object, logits: Any) -> Any:
+            handlers.append(llm.chat_handler)
+            return logits
+
+        llm.create_chat_completion(messages, logits_processor=LogitsProcessorList([look]), **options)
+        assert handlers and all(one is handler for one in handlers)
         stream = llm.create_chat_completion(messages, stream=True, **options)
         assert llm.chat_handler is handler and llm.chat_format != "Jinja2ChatFormatter"
         assert "".join(part["choices"][0]["delta"].get("content", "") for part in stream) == expected
