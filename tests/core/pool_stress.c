@@ -308,6 +308,75 @@ static void check_late_member(void) {
     te_pool_free(pool);
 }
 
+/* What the system would say: whether every member waits for a CPU, and of so many CPUs what share other programs have; of 0
+ * CPUs nothing. */
+static struct {
+    _Atomic bool waits;
+    int32_t n_cpus;
+    double share;
+} system_says;
+
+static bool say_delay(int64_t *delay_ns, int64_t *n_dispatched) {
+    *delay_ns = atomic_load(&system_says.waits) ? te_os_now_ns() : 0;
+    *n_dispatched = 0;
+    return true;
+}
+static bool say_others(int32_t *n_cpus, int64_t *busy_ns) {
+    static int64_t last_ns, sum_ns;
+    const int64_t now = te_os_now_ns();
+    sum_ns += (int64_t)((double)(now - last_ns) * system_says.share * system_says.n_cpus);
+    last_ns = now;
+    *n_cpus = system_says.n_cpus;
+    *busy_ns = sum_ns;
+    return system_says.n_cpus > 0;
+}
+
+static void spin_task(void *ctx, te_team *team) {
+    const int64_t end = te_os_now_ns() + 2000000;
+    while (te_os_now_ns() < end) te_os_relax();
+    if (team->ith == 0) *(int32_t *)ctx = team->nth;
+}
+
+/* Until a run has at least lo and at most hi members; how many it had. */
+static int32_t run_until(te_pool *pool, int32_t lo, int32_t hi) {
+    int32_t nth = 0;
+    const int64_t end = te_os_now_ns() + INT64_C(60000000000);
+    do te_pool_run(pool, spin_task, &nth);
+    while ((nth < lo || nth > hi) && te_os_now_ns() < end);
+    return nth;
+}
+
+/* A team whose members wait for CPUs becomes smaller. It follows what others leave, or tries where that is not known. */
+static void check_room(void) {
+    enum { MEMBERS = 6, FEWEST = 2, RUNS = 300 };
+    const te_pool_asks before = te_pool_system;
+    te_pool_system = (te_pool_asks){say_delay, say_others};
+    for (int known = 0; known < 2; known++) {
+        te_pool *pool;
+        CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
+        system_says.n_cpus = known ? 2 * MEMBERS : 0;
+        system_says.share = 2; /* all and more: the moments that the test's and the pool's clock are read differ */
+        atomic_store(&system_says.waits, true);
+        int32_t nth = run_until(pool, FEWEST, FEWEST);
+        CHECK(nth == FEWEST, "a team that waits for CPUs has %d members", nth);
+        atomic_store(&system_says.waits, false);
+        for (int run = 0; known && run < RUNS; run++) {
+            te_pool_run(pool, spin_task, &nth);
+            CHECK(nth == FEWEST, "%d members where others have all CPUs", nth);
+        }
+        for (int32_t n = known ? 4 : 0; n > 2; n--) { /* of 12 CPUs they leave 4, then 3 */
+            system_says.share = 1 - n / 12.0;
+            nth = run_until(pool, n, n);
+            CHECK(nth == n, "%d members where others leave %d CPUs", nth, n);
+        }
+        system_says.share = 0;
+        nth = run_until(pool, MEMBERS, MEMBERS);
+        CHECK(nth == MEMBERS, "known %d: %d members where nobody waits", known, nth);
+        te_pool_free(pool);
+    }
+    te_pool_system = before;
+}
+
 /* A forked child has none of the pool's threads; using and freeing the pool there must work all the same. */
 static void check_fork(void) {
 #ifndef UNDER_TSAN /* its runtime gives up when a forked child starts a thread */
@@ -374,6 +443,7 @@ int main(int argc, char **argv) {
     stress_many_pools(rounds);
     check_fork();
     check_late_member();
+    check_room();
     check_idle();
     return 0;
 }

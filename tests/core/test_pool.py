@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,101 @@ def test_smt_siblings_count_once(tmp_path: Path) -> None:
         ([], 1),
     ]:
         assert lib.te_os_cores_of(root, ffi.new("int32_t[]", cpus), len(cpus)) == n_cores, cpus
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "n_cpus", "n_busy", "room"),
+    [
+        (16, 16, 0.1, 16),  # what is measured is not exact
+        (16, 16, 2, 14),
+        (15, 16, 0, 15),
+        (15, 16, 1.2, 15),
+        (15, 16, 2.1, 14),
+        (15, 16, 3.8, 12),
+        (15, 32, 8, 15),
+        (15, 32, 20, 12),
+        (16, 16, 16, 4),
+        (2, 2, 1, 1),
+        (1, 1, 1, 1),
+        (8, 4, 0, 4),  # more threads than CPUs
+        (8, 16, -3, 8),  # a system that counts otherwise
+    ],
+)
+def test_a_team_has_room_beside_others(n_threads: int, n_cpus: int, n_busy: float, room: int) -> None:
+    _, lib = capi.load()
+    assert lib.te_pool_room(n_threads, n_cpus, n_busy) == room
+
+
+STAT = """\
+cpu  1000 200 300 9000 5 6 7 0 0 0
+cpu0 100 20 30 900 1 2 3 4 5 6
+cpu1 200 40 60 800 1 4 5 0 0 0
+cpu3 400 80 120 700 1 8 9 0 0 0
+cpu11 1 1 1 1 1 1 1 0 0 0
+intr 12345 1 2 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpus", "with_nice", "ticks"),
+    [
+        ([0], False, 135),
+        ([0], True, 155),
+        ([0, 1, 3, 11], False, 135 + 269 + 537 + 4),
+        ([1, 11], True, 309 + 5),
+        ([0, 2], False, None),  # a container may number its CPUs otherwise
+        ([12], False, None),
+        ([], False, None),
+    ],
+)
+def test_how_long_cpus_were_busy(tmp_path: Path, cpus: list[int], with_nice: bool, ticks: int | None) -> None:
+    ffi, lib = capi.load()
+    root = _lay_out(tmp_path, {"proc/stat": STAT})
+    out = ffi.new("int64_t *")
+    known = lib.te_os_busy_ticks(root, ffi.new("int32_t[]", cpus), len(cpus), with_nice, out)
+    assert known == (ticks is not None)
+    assert ticks is None or out[0] == ticks
+
+
+def test_nothing_is_known_of_busy_cpus_without_a_list(tmp_path: Path) -> None:
+    ffi, lib = capi.load()
+    for text in [None, "", "cpu0 1 2 3", "cpu0 a b c\nintr 1"]:
+        if text is not None:
+            _lay_out(tmp_path, {"proc/stat": text})
+        out = ffi.new("int64_t *")
+        assert not lib.te_os_busy_ticks(os.fsencode(tmp_path), ffi.new("int32_t[]", [0]), 1, False, out)
+
+
+def test_this_process_is_none_of_the_others() -> None:
+    ffi, lib = capi.load()
+    cpus = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+
+    def stat() -> list[list[str]]:
+        return [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+
+    if not cpus <= {line[0] for line in stat()}:
+        pytest.skip("the system does not list these CPUs")
+
+    def read() -> tuple[float, float]:
+        """Seconds: what the library says others had, and what all had but this process."""
+        n_cpus, ns = ffi.new("int32_t *"), ffi.new("int64_t *")
+        for _ in range(1000):
+            began = time.monotonic()
+            assert lib.te_os_others(n_cpus, ns)
+            lines, own = stat(), time.process_time()
+            if time.monotonic() - began < 0.1 / len(cpus):  # else others may have had much in between
+                break
+        assert n_cpus[0] == len(cpus)
+        columns = (1, 3, 6, 7) if os.nice(0) <= 0 else (1, 2, 3, 6, 7)  # 2: what gives way, as this may
+        ticks = sum(int(line[i]) for line in lines if line[0] in cpus for i in columns)
+        return ns[0] / 1e9, ticks / os.sysconf("SC_CLK_TCK") - own
+
+    before = read()
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+    after = read()
+    assert after[0] - before[0] == pytest.approx(after[1] - before[1], abs=0.2)
 
 
 NO_QUOTA = 2**63 - 1

@@ -55,6 +55,11 @@ void te_os_thread_join(te_thread *t);
  * the system does not say. Costs some microseconds. */
 bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched);
 
+/* How many CPUs this process may use, and how long in all, since the machine began, other programs had them; those that
+ * give way (nice) are left out. False if the system does not say. In steps of 10 ms a CPU; costs some microseconds a CPU of the
+ * machine. */
+bool te_os_others(int32_t *n_cpus, int64_t *busy_ns);
+
 /* Sleeps while *word == expected, at most timeout_ns (< 0: for ever); may return early. Wake wakes all sleepers. */
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns);
 void te_os_wake(const uint32_t *word);

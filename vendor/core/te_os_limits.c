@@ -52,6 +52,29 @@ int32_t te_os_cores_of(const char *root, const int32_t *cpus, int32_t n) {
     return n_cores;
 }
 
+bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, bool with_nice, int64_t *ticks) {
+    char path[PATH_BYTES], line[512];
+    const int length = snprintf(path, sizeof path, "%s/proc/stat", root);
+    if (length < 0 || (size_t)length >= sizeof path) return false;
+    FILE *f = fopen(path, "re");
+    if (f == NULL) return false;
+    *ticks = 0;
+    int32_t found = 0;
+    /* "cpu3 USER NICE SYSTEM IDLE IOWAIT IRQ SOFTIRQ ...", first of all, in rising order, as the CPUs are. */
+    while (found < n && fgets(line, sizeof line, f) != NULL && strncmp(line, "cpu", 3) == 0) {
+        int32_t cpu;
+        int64_t user, nice, system, irq, soft;
+        if (sscanf(line, "cpu%" SCNd32 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %*d %*d %" SCNd64 " %" SCNd64, &cpu, &user,
+                   &nice, &system, &irq, &soft) != 6 || /* the sum of all has no number */
+            cpu != cpus[found])
+            continue;
+        *ticks += user + system + irq + soft + (with_nice ? nice : 0);
+        found++;
+    }
+    fclose(f);
+    return n > 0 && found == n;
+}
+
 /* Whether the comma-separated list of v1 controllers holds name. */
 static bool has_controller(const char *list, size_t n, const char *name) {
     const size_t n_name = strlen(name);

@@ -244,6 +244,21 @@ bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched) {
     return sscanf(text, "%*d %" SCNd64 " %" SCNd64, delay_ns, n_dispatched) == 2;
 }
 
+bool te_os_others(int32_t *n_cpus, int64_t *busy_ns) {
+    struct timespec own;
+    int32_t *cpus;
+    int64_t ticks;
+    const long per_second = sysconf(_SC_CLK_TCK);
+    *n_cpus = allowed_cpus(&cpus);
+    /* This process's own time, which is taken off, stands under nice, too, where it gives way itself. */
+    const bool known = per_second > 0 && clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) == 0 &&
+                       te_os_busy_ticks("", cpus, *n_cpus, getpriority(PRIO_PROCESS, 0) > 0, &ticks);
+    free(cpus);
+    if (!known) return false;
+    *busy_ns = ticks * (1000000000 / per_second) - ((int64_t)own.tv_sec * 1000000000 + own.tv_nsec);
+    return true;
+}
+
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns) {
     struct timespec t = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? NULL : &t, NULL, 0);

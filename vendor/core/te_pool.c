@@ -17,7 +17,9 @@
  * The size of the team: the system gives a thread that shares its CPU with another program turns of milliseconds, and all
  * members wait for it at the next barrier. So members read from time to time how long they were ready to run and did
  * not; if that is much, runs go on with fewer members, which the system can then place on CPUs of their own. The others
- * are parked, asleep on a word of their own, and tried again later, the later the more often that failed.
+ * are parked, asleep on a word of their own. They come back when other programs leave room for them, as far as the system
+ * says how much of the CPUs those have; where that was wrong, or is not known, members are tried again later, the later the
+ * more often that failed.
  */
 #include "te_pool.h"
 
@@ -45,6 +47,8 @@
 /* How long a member that was too many is parked at first, and at most. */
 #define PARK_NS     50000000
 #define PARK_MAX_NS 2000000000
+/* What other programs have is known well enough over so long a time: the system counts in steps of 10 ms a CPU. */
+#define ASK_NS 200000000
 /* A thread that wakes up is put on an idle CPU if there is one; the system is slower to move one that never sleeps. */
 #define NAP_NS 100000
 
@@ -96,6 +100,8 @@ struct te_pool {
     int64_t run_ns;     /* of this window */
     int64_t last_ns;    /* of the last run */
     int64_t grow_ns;    /* when the team may grow again */
+    int64_t asked_ns;   /* when the system said what other programs have; 0: it did not */
+    int64_t others_ns;  /* what they had then */
     int64_t park_ns;
     bool on_trial;  /* the team has grown, and no window has passed since */
     bool settling;  /* it has shrunk, and the system may not have moved threads yet */
@@ -115,6 +121,8 @@ struct te_pool {
  * of, once it forked. */
 static _Atomic int32_t n_running;
 static _Atomic int64_t n_running_process;
+
+te_pool_asks te_pool_system = {te_os_thread_delay, te_os_others};
 
 /* The futex calls take the word as the plain integer that it is in memory. */
 _Static_assert(sizeof(_Atomic uint32_t) == sizeof(uint32_t), "an atomic word is its value");
@@ -273,7 +281,7 @@ bool te_work_next(te_team *team, te_work *d) {
 /* How long this thread waited for a CPU since it was asked last; 0 the first time. */
 static void measure(te_member *m) {
     int64_t delay_ns = 0, n = 0;
-    const bool has_delay = te_os_thread_delay(&delay_ns, &n);
+    const bool has_delay = te_pool_system.delay(&delay_ns, &n);
     const int64_t waited = delay_ns - m->delay_ns - (n - m->n_dispatched) * WAKE_UP_NS;
     m->waited_ns = has_delay && m->has_delay && waited > 0 ? waited : 0;
     m->has_delay = has_delay;
@@ -404,32 +412,64 @@ static void restart_in_child(te_pool *p) {
     }
 }
 
-/* Of n_live members, so many are too many. */
-static void shrink(te_pool *p, int32_t n_live, int32_t n_over) {
-    const int32_t least = (p->n_threads + 3) / 4; /* a machine that is busy everywhere has room for some all the same */
-    const int32_t n = n_live - n_over > least ? n_live - n_over : least;
+static int32_t fewest(int32_t n_threads) { return (n_threads + 3) / 4; }
+
+int32_t te_pool_room(int32_t n_threads, int32_t n_cpus, double n_busy) {
+    const double n = n_cpus - n_busy + 0.3; /* what others have is known to some tenths of a CPU */
+    return n >= n_threads ? n_threads : n > fewest(n_threads) ? (int32_t)n : fewest(n_threads);
+}
+
+/* For how many members other programs left room since this was asked last; 0: not known. */
+static int32_t ask_room(te_pool *p) {
+    int32_t n_cpus;
+    int64_t others_ns;
+    const int64_t before_ns = p->asked_ns;
+    p->asked_ns = 0;
+    if (!te_pool_system.others(&n_cpus, &others_ns)) return 0;
+    p->asked_ns = te_os_now_ns();
+    const double n_busy = (double)(others_ns - p->others_ns) / (double)(p->asked_ns - before_ns);
+    p->others_ns = others_ns;
+    return before_ns == 0 ? 0 : te_pool_room(p->n_threads, n_cpus, n_busy);
+}
+
+/* Runs go on with n of n_live members, for a while. */
+static void shrink(te_pool *p, int32_t n_live, int32_t n) {
     p->park_ns = !p->on_trial ? PARK_NS : p->park_ns < PARK_MAX_NS / 2 ? 2 * p->park_ns : PARK_MAX_NS;
+    (void)ask_room(p); /* what others have beside the smaller team counts */
     /* A trial costs a window or two, and a window of long runs is long. */
-    p->grow_ns = te_os_now_ns() + p->park_ns * (1 + p->run_ns / WINDOW_NS);
+    const int64_t park_ns = p->park_ns * (1 + p->run_ns / WINDOW_NS);
+    p->grow_ns = te_os_now_ns() + (p->asked_ns != 0 && park_ns < ASK_NS ? ASK_NS : park_ns);
     p->n_grow = 1;
+    p->on_trial = false;
     p->settling = true;
     p->nap_ns = p->run_ns / 8;
+    if (n < fewest(p->n_threads)) n = fewest(p->n_threads);
     if (n < n_live) atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
 }
 
-/* Returns whether members were fetched from the park. */
-static bool grow(te_pool *p, int32_t n_live) {
+/* To as many as n_most members, if those are parked; returns whether any came. */
+static bool grow(te_pool *p, int32_t n_live, int32_t n_most) {
     const uint32_t generation = atomic_load_explicit(&p->generation.value, memory_order_relaxed);
     int32_t n = n_live;
-    while (n < p->n_threads && n < n_live + p->n_grow &&
-           atomic_load_explicit(&p->members[n].parked, memory_order_acquire))
+    while (n < n_most && atomic_load_explicit(&p->members[n].parked, memory_order_acquire))
         p->members[n++].generation = generation;
     if (n == n_live) return false;
-    p->n_grow *= 2;
     atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
     for (int32_t i = n_live; i < n; i++) atomic_store_explicit(&p->members[i].parked, false, memory_order_release);
     word_step(&p->park);
     return true;
+}
+
+/* A team that is not whole, from time to time: to as many as others leave room for, or on trial. */
+static void fit_room(te_pool *p, int32_t n_live) {
+    const int32_t room = ask_room(p), tried = n_live + p->n_grow;
+    if (room != 0 && room < n_live) {
+        shrink(p, n_live, room);
+        return;
+    }
+    p->on_trial = grow(p, n_live, room != 0 ? room : tried < p->n_threads ? tried : p->n_threads);
+    if (p->on_trial) p->n_grow *= 2;
+    if (p->asked_ns != 0) p->grow_ns = te_os_now_ns() + ASK_NS;
 }
 
 /* After a window of runs: whether the team is as many as the CPUs that it is given. */
@@ -445,11 +485,12 @@ static void fit_team(te_pool *p) {
     p->nap_ns = 0;
     if (p->settling)
         p->settling = false;
-    else if (shrinks) {
-        shrink(p, n_live, n_over);
+    else if (shrinks)
+        shrink(p, n_live, n_live - n_over);
+    else if (n_over == 0) {
         p->on_trial = false;
-    } else if (n_over == 0)
-        p->on_trial = n_live < p->n_threads && te_os_now_ns() >= p->grow_ns && grow(p, n_live);
+        if (n_live < p->n_threads && te_os_now_ns() >= p->grow_ns) fit_room(p, n_live);
+    }
     p->run_ns = 0;
 }
 
