@@ -88,6 +88,14 @@ sanitize-thread:
 		$(NO_ASLR) $(PYTHON) -m pytest $(PYTEST_ARGS) tests/core/test_pool.py tests/native/test_session_stress.py \
 		tests/native/test_hybrid_stress.py -k 'stress or side_by_side'
 
+# Warnings, and threads as another compiler orders their memory. QUICK=ON leaves kernels unoptimised, most of the work.
+QUICK ?= OFF
+clang: ## the engine and its test programs by clang, in build/clang/; pools and sessions run
+	@CC=clang CXX=clang++ $(CONFIGURE) -B build/clang -DPOWERINFER_TESTING=ON -DPOWERINFER_QUICK=$(QUICK) >/dev/null
+	@cmake --build build/clang -j $(JOBS)
+	build/clang/pool_stress
+	build/clang/session_stress powerinfer/demo/*.gguf
+
 # The emulator, and where programs for 64-bit ARM find their libraries. A53: a processor without the dot product, so that
 # an instruction that it lacks is seen; A76: one with it.
 QEMU = qemu-aarch64-static -L /usr/aarch64-linux-gnu
@@ -139,7 +147,7 @@ clients:
 	@mkdir -p build/clients
 	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix build/clients openai; fi
 
-slow: build-testing sanitize cross-aarch64 emulate-amx clients ## what is too slow for every change: sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers and chat templates against their originals, examples that no run had before
+slow: build-testing clang sanitize cross-aarch64 emulate-amx clients ## what is too slow for every change: clang, sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers and chat templates against their originals, examples that no run had before
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
@@ -164,4 +172,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help docs build build-testing clients cuda library check lint tidy fix test sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean
+.PHONY: help docs build build-testing clients cuda library check lint tidy fix test clang sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean

@@ -44,6 +44,16 @@ set_target_properties(powerinfer_cuda PROPERTIES
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
     CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_RUNTIME_LIBRARY Static
     CUDA_SEPARABLE_COMPILATION OFF LINKER_LANGUAGE C LINK_DEPENDS "${cuda_exports}")
+# PTX alone is made to see that all compiles. Most of that time goes into headers, so files that differ in their group of
+# formats alone are compiled together (CMake can do so from 3.31 on).
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9a-z]+-virtual$")
+    foreach(source IN LISTS cuda_sources)
+        if(source MATCHES "/([a-z_]+)_(32|bits|float|k|k23|table|file)\\.cu$")
+            set_property(SOURCE "${source}" PROPERTY UNITY_GROUP "${CMAKE_MATCH_1}")
+        endif()
+    endforeach()
+    set_target_properties(powerinfer_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+endif()
 install(TARGETS powerinfer_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 
 if(POWERINFER_TESTING)
