@@ -14,6 +14,7 @@ PYTEST_ARGS ?= -q
 
 C_FILES = $(shell find vendor native tests examples -name '*.[ch]' -o -name '*.[ch]pp' | sort)
 CUDA_ARCHITECTURES ?=
+CUDA_UNITY ?= OFF
 CONFIGURE = cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" -DPOWERINFER_WERROR=ON
 
 help: ## list the commands
@@ -30,7 +31,7 @@ build-testing: ## the engine, the test library and the C test programs, into bui
 	@$(MAKE) --no-print-directory library FROM=build/testing
 
 cuda: ## the engine with the CUDA backend, into build/cuda/ and powerinfer/lib/; CUDA_ARCHITECTURES=90-real or native
-	@$(CONFIGURE) -B build/cuda -DPOWERINFER_TESTING=ON -DPOWERINFER_CUDA=ON \
+	@$(CONFIGURE) -B build/cuda -DPOWERINFER_TESTING=ON -DPOWERINFER_CUDA=ON -DPOWERINFER_CUDA_UNITY=$(CUDA_UNITY) \
 		-DCMAKE_CUDA_COMPILER="$${CUDACXX:-$$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}" \
 		$(if $(CUDA_ARCHITECTURES),-DPOWERINFER_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") >/dev/null
 	@cmake --build build/cuda -j $(JOBS)

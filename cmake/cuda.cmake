@@ -3,6 +3,9 @@
 #
 #   -DPOWERINFER_CUDA=ON
 #   -DPOWERINFER_CUDA_ARCHITECTURES="90"      default: 75-real ... 100-real, and 120 with PTX; or "native"
+#   -DPOWERINFER_CUDA_UNITY=ON               for checks on few cores: files that differ in their group of formats alone
+#                                            are compiled together (by CMake 3.31 and newer)
+option(POWERINFER_CUDA_UNITY "Compile CUDA files of several formats together" OFF)
 set(POWERINFER_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures of the CUDA backend; empty: all")
 include(cmake/cuda_architectures.cmake)
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
@@ -44,9 +47,8 @@ set_target_properties(powerinfer_cuda PROPERTIES
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
     CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_RUNTIME_LIBRARY Static
     CUDA_SEPARABLE_COMPILATION OFF LINKER_LANGUAGE C LINK_DEPENDS "${cuda_exports}")
-# PTX alone is made to see that all compiles. Most of that time goes into headers, so files that differ in their group of
-# formats alone are compiled together (CMake can do so from 3.31 on).
-if(CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9a-z]+-virtual$")
+# Most of the time goes into headers. Only the ordinary build sees that each of these files includes what it needs.
+if(POWERINFER_CUDA_UNITY)
     foreach(source IN LISTS cuda_sources)
         if(source MATCHES "/([a-z_]+)_(32|bits|float|k|k23|table|file)\\.cu$")
             set_property(SOURCE "${source}" PROPERTY UNITY_GROUP "${CMAKE_MATCH_1}")

@@ -236,6 +236,7 @@ def test_a_gpu_that_nobody_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
         s.feed([3])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["qwen2moe", "olmoe", "glm4moe", "gpt-oss", "dReLU by neuron"])
 def test_budgets(name: str, tmp_path: Path) -> None:
     """From the least to everything: what a plan promises is held, and answers stay."""
@@ -401,6 +402,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", IN_PLACE)
 @pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "groups"])
 def test_missing_experts_are_shared_with_the_bus(name: str, share: float, tmp_path: Path) -> None:

@@ -100,8 +100,9 @@ def test_experts_in_tensors_of_their_own_are_treated_as_stacked_ones(mixture: st
     assert found[0] == found[1] and n_bytes[0] == n_bytes[1] > 0
 
 
-@pytest.mark.parametrize("mixture", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_NL", "Q8_0", "Q4_0", "BF16"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mixture", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_NL", "Q8_0", "Q4_0", "BF16"])
 def test_a_quantised_mixture_runs(
     name: str, mixture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
