@@ -84,7 +84,7 @@ sanitize-address:
 NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 sanitize-thread:
 	@CC=gcc CXX=g++ $(CONFIGURE) -B build/tsan -DPOWERINFER_TESTING=ON -DPOWERINFER_SANITIZE=thread >/dev/null
-	@cmake --build build/tsan -j $(JOBS)
+	@cmake --build build/tsan -j $(JOBS) --target pool_stress session_stress hybrid_stress
 	TSAN_OPTIONS=halt_on_error=1 POWERINFER_TEST_LIB=$(CURDIR)/build/tsan/libte_testing.so \
 		$(NO_ASLR) $(PYTHON) -m pytest $(PYTEST_ARGS) tests/core/test_pool.py tests/native/test_session_stress.py \
 		tests/native/test_hybrid_stress.py -k 'stress or side_by_side'
