@@ -37,7 +37,15 @@ int main(void) {
     check(key(3) == 0 && key(3) && key(5) == 0, "what came again is not kept");
     h.grouped = h.n_tok = 16;
     h.n_logits = 1;
-    check(pi_program_key(&h) == 0, "a prompt's is kept");
+    check(pi_program_key(&h) == 0, "of one sequence kept the first time");
+    check(pi_program_key(&h) & PI_KEY_MIXED, "of one sequence not kept the second time");
+    h.n_logits = 0;
+    check(pi_program_key(&h) == 0 && pi_program_key(&h) == 0, "a prompt's is kept");
+    h.n_logits = 1;
+    check(pi_program_key(&h) & PI_KEY_MIXED, "a prompt's took the place of one that is kept");
+    h.n_tok = h.grouped = PI_MANY + 1;
+    check(pi_program_key(&h) == 0 && pi_program_key(&h) == 0, "of many tokens kept");
+    h.n_tok = h.grouped = 16;
     h.decode = true;
     check(pi_program_key(&h) && !(pi_program_key(&h) & PI_KEY_MIXED), "of few tokens as of a prompt and others");
     return 0;
