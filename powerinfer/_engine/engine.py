@@ -131,6 +131,8 @@ class Engine(OneCall):
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
+        if not self._running:
+            self._ended_at = None
         if self._made_one_call():
             return
         self._leave()
@@ -139,8 +141,8 @@ class Engine(OneCall):
         known = [request for request in self._running if request.rows and request.is_ready]
         for request in known:
             self._choose(request)
-        if not known:
-            self._compute()
+        if known or not self._compute():
+            self._ended_at = None  # somebody waited for a grammar
         self._give()
 
     @property
@@ -263,6 +265,7 @@ class Engine(OneCall):
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         self.session = self.cache.session = session
         self._pace.n_mixed = session.info.n_mixed
+        self._ended_at = None
         self._sees_each = True
         self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again
         self.n_feeds += 1
@@ -401,8 +404,8 @@ class Engine(OneCall):
         else:  # it gave way: what stays is computed anew
             request.forget(keep, n_drop)
 
-    def _compute(self) -> None:
-        """One feed, and what follows from it. Those whose grammar is not ready do not take part."""
+    def _compute(self) -> bool:
+        """One feed, and what follows from it; False if there was none. Who waits for a grammar has none."""
         running = [request for request in self._running if not request.rows]
         if self._n_guesses:
             n_vocab = self.session.model.info.n_vocab
@@ -412,7 +415,7 @@ class Engine(OneCall):
         parts = parts_of(running, n_batch=self._n_batch, pace=self._pace)
         parts, batch, chosen = self._feed(parts)
         if not parts:
-            return
+            return False
         if len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:
             self._see()
         n_computed = n_read = 0
@@ -445,6 +448,7 @@ class Engine(OneCall):
             else:
                 request.rows = list(range(end - 1 - request.guess.size, end))
                 self._choose(request)
+        return True
 
     def _took(self, request: Request, token: int) -> None:
         """The engine chose a token, and the sampler knows it."""
@@ -461,7 +465,7 @@ class Engine(OneCall):
                 request.sequence.n_coming = request.sequence.n + n
             batch = joined(parts)
             self.n_feeds += 1
-            n_next, begin = sum(request.left == 1 for request, _ in parts), time.monotonic()
+            n_next, begin = sum(request.left == 1 for request, _ in parts), self._begins()
             try:
                 chosen = self.session.feed(
                     batch.ids,
@@ -470,8 +474,9 @@ class Engine(OneCall):
                     rows=batch.rows,
                     samplers=batch.samplers,
                 )
+                seconds = self._ends() - begin
                 if not any(request.guess.size for request, _ in parts):  # which are no prompts
-                    self._pace.saw(len(batch.ids) - n_next, n_next, time.monotonic() - begin)
+                    self._pace.saw(len(batch.ids) - n_next, n_next, seconds)
                 return parts, batch, chosen
             except ContextError:
                 if any(request.guess.size for request, _ in parts):

@@ -7,12 +7,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..errors import ContextError, PowerInferError
 from .pace import Pace
 from .request import Reason, Request
 from .request_queue import RequestQueue
-from .rounds import Given, Rounds, limits_of
+from .rounds import Given, Limits, Rounds, limits_of
 from .scheduler_stats import RequestTimes
 from .session import Session
 
@@ -34,7 +35,10 @@ class OneCall(ABC):
     called now and then."""
     _sees_each = True
     begin_rounds: Callable[[Rounds], object] | None = None
-    """What has another thread call give() of rounds that begin; None: there are none."""
+    """What has another thread call give() of rounds that begin; None: there are none, and steps are made when
+    somebody asks for them."""
+    _ended_at: float | None = None
+    """When the last step did, if the next one follows by itself."""
 
     @abstractmethod
     def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None: ...
@@ -74,7 +78,7 @@ class OneCall(ABC):
         at = sequence.n
         sequence.n_coming, sequence.row = at + 1, None
         self.n_feeds += 1
-        error, begin = None, time.monotonic()
+        error, begin = None, self._begins()
         try:
             token = self.session.next(int(request.ids[at]), at, choice.sampler, seq=sequence.number)
         except PowerInferError as failed:
@@ -83,7 +87,7 @@ class OneCall(ABC):
                     return False
                 raise
             error = failed
-        self._pace.saw(0, 1, time.monotonic() - begin)
+        self._pace.saw(0, 1, self._ends() - begin)
         sequence.n = at + 1
         sequence.row = self.n_feeds, 0
         self._see()
@@ -101,17 +105,44 @@ class OneCall(ABC):
         if self.saw is not None:
             self._sees_each = self.saw(self.session)
 
-    def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
-        """Rounds of all that are under way; False if there can be none."""
+    def _begins(self) -> float:
+        """When a step does, for who waits for tokens: what is done between two steps counts, too."""
+        return time.monotonic() if self._ended_at is None else self._ended_at
+
+    def _ends(self) -> float:
+        now = time.monotonic()
+        self._ended_at = now if self.begin_rounds is not None else None
+        return now
+
+    def _may_go_on(self) -> tuple[list[Request], Limits] | None:
+        """Who may have rounds: all that are under way, or, while prompts wait for their next part, the
+        others; None if there can be none."""
         running = self.queue.running
-        if self.queue.waiting and len(running) < self.queue.max_running:
-            return False
         limits = limits_of(running, self.n_ctx)
-        if limits is None or (len(running) == 1 and self.saw is not None and self._sees_each):
+        if limits is not None:
+            return running, limits
+        reading = [request for request in running if request.left > 1]
+        others = [request for request in running if request.left <= 1]
+        limits = limits_of(others, self.n_ctx) if reading else None
+        n_rounds = self._pace.rest(len(others)) if limits is not None else 0
+        if limits is None or n_rounds < 2 or any(r.rows or r.stream.is_cancelled for r in reading):
+            return None
+        limits = limits.before(request.deadline for request in reading)
+        return others, replace(limits, most=min(limits.most, n_rounds))
+
+    def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
+        """Rounds of all that may go on by themselves; False if there can be none."""
+        if self.queue.waiting and len(self.queue.running) < self.queue.max_running:
+            return False
+        found = self._may_go_on()
+        if found is None:
+            return False
+        running, limits = found
+        if len(running) == 1 and self.saw is not None and self._sees_each:
             return False
         limits = limits.before(request.deadline for request in tuple(self.queue.waiting))
         rounds = Rounds(running, limits, self._chosen, self.totals, self.times)
-        begin = time.monotonic()
+        begin = self._begins()
         with self.queue.undisturbed(rounds.stop) as is_undisturbed:
             if not is_undisturbed:
                 return False
@@ -120,8 +151,7 @@ class OneCall(ABC):
         n_rounds = len(rounds.chosen)
         if n_rounds:
             self.n_feeds += 1
-            seconds = time.monotonic() - begin
-            self._pace.saw(0, len(running), seconds / n_rounds, n_steps=n_rounds)
+            self._pace.saw(0, len(running), (self._ends() - begin) / n_rounds, n_steps=n_rounds)
             self._went_on(rounds)
         if error is not None and not isinstance(error, ContextError):
             raise error

@@ -1,15 +1,17 @@
-"""How much of prompts a step reads while others generate: their tokens should take at most twice as long, or
-longer only as far as more wait for their prompts than generate.
+"""How much of prompts a step reads while others generate: their tokens should take at most twice as long on
+average, or longer only as far as more wait for their prompts than generate.
 
 What a step takes is measured, by how many generate: with nothing to read, and how much more with a part of
-each size. Sizes are tried from the smallest on, as long as the next one should be short enough by what
-smaller ones take; one that was too long is tried again now and then, the longer the rarer. Where none is
-short enough, because a device must be brought all weights for a part, or reads all of them for few tokens, a
-size is taken that makes neither long pauses nor prompts that take for ever. Whenever steps were too long,
-others without any part follow, so that tokens take twice as long on average.
+each size. Sizes are tried from the smallest on, as long as the next one should be worth it by what smaller
+ones take; one that was not is tried again now and then, the longer its steps the rarer. Of those that are
+known the one is taken that reads prompts fastest, where steps that are too long count more than they take: so
+there are neither long pauses nor prompts that take for ever. Whenever steps were too long, others without any
+part follow, so that tokens take as long as they may on average. A step is measured from the end of the one
+before, since others wait for what is done between them, too.
 
 A GPU that has all of the model computes a part with the tokens of those who generate while both together are
-few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it.
+few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it; of smaller
+ones, which take nearly as long, few are tried.
 """
 
 from __future__ import annotations
@@ -19,17 +21,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIZES = (16, 24, 32, 48, 64, 128, 256, 512)
+_TIMES = (
+    1.8  # as long as with nothing to read: what is never measured, such as accidents, is in the rest of 2
+)
 _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
 _SETTLED = 3  # times that something is measured before it is known: devices record a program meanwhile
 _HIGH, _MOST_HIGH = 1.5, 2  # times as long as what is known; so often in a row that is an accident
-_PAUSE = 4  # where no size is short enough: a part's seconds count so often beside what it reads in them
+_PAUSE = 2.5  # of a step that is too long: how much longer it counts, as a power of how much too long it is
 _MOST_REST = 64  # steps
+_LEAST_DUE = -0.5  # steps, since they are whole
+_LEAST_REST = 0.5  # that a step without any part gives back, though it took longer than what is known
 _MOST_UNSEEN = 2  # steps that nothing is known of
 _STALE = 64  # parts, after which a step without any is measured again
 _UNUSED = 8  # parts, after which what a size took is old
 _LATER, _MOST = 64, 1024  # parts, after which a size that was too long is tried again
+_MANY = 8  # steps without any in a row, which Python hardly makes longer
 _LEAST = 1e-6  # seconds: clocks may stand still meanwhile
 _TILE = 8  # a part beside others is of whole tiles of tokens
+_FEW = (16, 32)  # sizes that are tried below the largest that is one program with others' tokens
 
 
 @dataclass
@@ -45,6 +54,11 @@ class _Measured:
     @property
     def is_settled(self) -> bool:
         return self.n >= _SETTLED
+
+    @property
+    def was_held_up(self) -> bool:
+        """The last time, by something else, as far as is known."""
+        return self.n > _SETTLED and 0 < self.n_high <= _MOST_HIGH
 
     def add(self, seconds: float, at: int, *, ages: bool) -> None:
         """ages: what was not measured for long counts no more."""
@@ -67,6 +81,8 @@ class _Times:
         self._quiet: _Measured | None = None
         self._more: dict[int, _Measured] = {}  # what a part of a size adds
         self._last = 0  # size
+        self._alone_at: int | None = None  # parts that were read before many steps in a row were measured
+        self._between: _Measured | None = None  # what is done once before steps
 
     @property
     def quiet(self) -> float | None:
@@ -76,54 +92,78 @@ class _Times:
         is_known = self.n_parts - self._quiet.at < (_STALE if self._quiet.is_settled else _UNUSED)
         return self._quiet.seconds if is_known else None
 
-    def saw_quiet(self, seconds: float) -> None:
+    def saw_quiet(self, seconds: float, n_steps: int) -> None:
+        """One of so many steps that went on by themselves. What is done once before them is not the quiet
+        step's: it is known from what single ones, or a few, take more than many in a row."""
+        if n_steps >= _MANY:
+            self._alone_at = self.n_parts
+        elif self._quiet is not None and self._alone_at is not None:
+            if self.n_parts - self._alone_at < _STALE:
+                self._see_between(max(seconds - self._quiet.seconds, 0.0) * n_steps)
+                seconds = min(seconds, self._quiet.seconds)
+            elif self._between is not None:
+                seconds -= min(self._between.seconds / n_steps, seconds / 2)
         if self._quiet is None:
             self._quiet = _Measured(seconds, self.n_parts)
         else:
             self._quiet.add(seconds, self.n_parts, ages=False)
 
+    def _see_between(self, seconds: float) -> None:
+        if self._between is None:
+            self._between = _Measured(seconds, self.n_parts)
+        else:
+            self._between.add(seconds, self.n_parts, ages=False)
+
     def saw_part(self, n_read: int, seconds: float) -> float | None:
-        """Returns how much longer that was than with nothing to read."""
+        """Returns how much longer that was than with nothing to read; of a step that something else held up,
+        how long it should have been."""
         if self._quiet is None or n_read > SIZES[-1]:
             return None
         more = max(seconds - self._quiet.seconds, _LEAST)
         self.n_parts += 1
         size = self._last = _size_of(n_read)
-        if size in self._more:
-            self._more[size].add(more, self.n_parts, ages=True)
-        else:
+        if size not in self._more:
             self._more[size] = _Measured(more, self.n_parts)
-        return more
+            return more
+        known = self._more[size]
+        known.add(more, self.n_parts, ages=True)
+        return known.seconds if known.was_held_up else more
 
-    def choose(self, sizes: Sequence[int], allowed: float, n_recorded: int) -> int:
+    def choose(self, sizes: Sequence[int], allowed: float, n_mixed: int) -> int:
         """Of sizes, from the smallest on, the one for the next step, which may take so much longer.
 
-        n_recorded: up to this one programs are recorded when they come again, and are slow until then.
+        n_mixed: up to this one parts are one program with others' tokens. Those are recorded when they come
+        again, and are slow until then.
         """
         last = self._more.get(self._last)
-        if self._last in sizes and self._last <= n_recorded and last is not None and not last.is_settled:
+        if self._last in sizes and self._last <= n_mixed and last is not None and not last.is_settled:
             return self._last
-        more = self._expected(sizes)
+        more = self._expected(sizes, n_mixed)
         n_open = next((i + 1 for i, size in enumerate(sizes) if size not in self._more), len(sizes))
-        fitting = [i for i in range(n_open) if more[i] <= allowed]
-        if fitting:
-            at, most, others = fitting[-1], allowed, [1]
-        else:
-            costs = [seconds**_PAUSE / size for size, seconds in zip(sizes, more, strict=True)]
-            at = min(costs.index(min(costs)), n_open - 1)
-            most, others = more[at], [-1, 1]
+        costs = [self._cost(sizes[i], more[i], allowed) for i in range(n_open)]
+        at = costs.index(min(costs))
         in_use = self._more.get(sizes[at])
+        most, others = (allowed, [1]) if more[at] <= allowed else (more[at], [-1, 1])
         for i in (at + other for other in others):
             if in_use is not None and 0 <= i < n_open and self._is_due(sizes[i], more[i] / most, in_use.n):
                 return sizes[i]
         return sizes[at]
 
-    def _expected(self, sizes: Sequence[int]) -> list[float]:
+    def _cost(self, size: int, more: float, allowed: float) -> float:
+        """Seconds for each token, with those of the steps between; more where the step is too long."""
+        quiet = self._quiet.seconds if self._quiet is not None else 0.0
+        times = max(more / max(allowed, _LEAST), 1.0)
+        return (quiet * times + more) / size * float(times**_PAUSE)
+
+    def _expected(self, sizes: Sequence[int], n_mixed: int) -> list[float]:
         """Seconds that each adds. Of one that was never tried it is what the largest seen below it takes, and
-        as much more for each token as from the smallest to that."""
+        as much more for each token as from the smallest to that; but those that are no longer computed with
+        others' tokens add a step."""
         more: list[float] = []
         first = last = 0, 0.0
-        for size in sizes:
+        for before, size in zip([0, *sizes], sizes, strict=False):
+            if before <= n_mixed < size and before and self._quiet is not None:
+                first = last = 0, max(last[1], self._quiet.seconds)
             if size in self._more:
                 last = size, self._more[size].seconds
                 first = first if first[0] else last
@@ -138,7 +178,7 @@ class _Times:
 
         times: as long as it may take, so often.
         """
-        wait, seen = min(_LATER * times**4, _MOST), self._more.get(size)
+        wait, seen = min(_LATER * max(times, 1.0) ** 4, _MOST), self._more.get(size)
         return n >= wait if seen is None else self.n_parts - seen.at >= wait
 
 
@@ -163,33 +203,47 @@ class Pace:
         if quiet is None:  # the next step tells, but for one with guesses, which is none of these
             self._n_without += 1
             return 0 if self._n_without <= _MOST_UNSEEN else SIZES[0]
-        self._allowed = quiet * max(1.0, n_reading / n_generating)
-        if self._rest >= 0.5:
-            self._rest = max(self._rest - 1, 0.0)
+        self._allowed = _allowed(quiet, n_reading, n_generating)
+        if self._rest - self._n_without >= 0.5:
             self._n_without += 1
             return 0
         return times.choose(self._sizes(n_generating), self._allowed, self.n_mixed - n_generating)
 
+    def rest(self, n_generating: int) -> int:
+        """How many steps others have for themselves before the next part."""
+        if self._fixed is not None:
+            return 0
+        return int(self._rest) if self._times[n_generating.bit_length()].quiet is not None else _MOST_UNSEEN
+
     def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
-        """A step of so many tokens of prompts, and one of each that generate; or several such steps, of which
-        one takes so long."""
+        """A step of so many tokens of prompts, and one of each that generate; or several such steps, which
+        went on by themselves, and of which one took so long."""
         if not n_generating or self._fixed is not None:
             return
-        times, n_counted = self._times[n_generating.bit_length()], self._n_without
+        times, n_unseen = self._times[n_generating.bit_length()], self._n_without
         self._n_without = 0
         if not n_read:
-            self._rest = max(self._rest - max(n_steps - n_counted, 0), 0.0)
-            times.saw_quiet(seconds)
-            return
-        more = times.saw_part(n_read, seconds)
+            n_unseen -= n_steps
+            longer = (seconds - (times.quiet or seconds)) / max(self._allowed, _LEAST)
+            self._rest -= min(max(1 - longer, _LEAST_REST), 1.0) * n_steps
+            times.saw_quiet(seconds, n_steps)
+        self._rest = max(self._rest - max(n_unseen, 0), _LEAST_DUE)
+        more = times.saw_part(n_read, seconds) if n_read else None
         if more is not None:
-            too_long = more / max(self._allowed, seconds - more, _LEAST) - 1
-            self._rest = min(max(self._rest + too_long, 0.0), _MOST_REST)
+            self._rest += max(more / max(self._allowed, _LEAST) - 1, 0.0)
+            self._rest = min(self._rest, _MOST_REST)
 
     def _sizes(self, n_generating: int) -> list[int]:
         """From the smallest on."""
         most = (self.n_mixed - n_generating) // _TILE * _TILE
-        return sorted({most if size / 2 < most < size else size for size in SIZES})
+        return sorted(
+            {most if size / 2 < most < size else size for size in SIZES if size > most or size in _FEW}
+        )
+
+
+def _allowed(quiet: float, n_reading: int, n_generating: int) -> float:
+    """Seconds that a part may add to a step."""
+    return (_TIMES - 1) * quiet * max(1.0, n_reading / n_generating)
 
 
 def _size_of(n_read: int) -> int:

@@ -51,10 +51,10 @@ def settled(pace: Pace, cost: Cost, quiet: float, n_reading: int = 1, n_generati
 @pytest.mark.parametrize(
     ("cost", "quiet", "n_reading", "n_generating", "wanted"),
     [
-        (resident, 4.9, 1, 8, {24}),
-        (resident, 10.0, 1, 64, {64}),
-        (resident, 10.0, 8, 32, {64}),
-        (resident, 17.1, 1, 64, {128}),
+        (resident, 6.2, 1, 8, {24}),
+        (resident, 12.2, 1, 64, {64}),
+        (resident, 12.2, 8, 32, {64}),
+        (resident, 21.5, 1, 64, {128}),
         (resident, 5.0, 60, 4, {512}),  # nearly all wait for their prompts
         (resident, 2.0, 1, 1, {16}),  # none is so short
         (streamed, 24.0, 1, 8, {512}),
@@ -69,7 +69,7 @@ def test_what_a_part_settles_at(
     assert max(parts) <= 2 * max(wanted)
 
 
-@pytest.mark.parametrize(("cost", "quiet", "wanted"), [(resident, 10.0, 64), (processor, 200.0, 64)])
+@pytest.mark.parametrize(("cost", "quiet", "wanted"), [(resident, 12.2, 64), (processor, 250.0, 64)])
 def test_where_nothing_is_read_once_for_both_parts_are_not_cut(cost: Cost, quiet: float, wanted: int) -> None:
     assert settled(Pace(), cost, quiet)[-1] == wanted
 
@@ -117,7 +117,7 @@ def test_a_part_beside_others_in_one_program(n_generating: int, wanted: int) -> 
     for _ in range(600):
         if part := pace.part(1, n_generating):
             parts.append(part)
-        seconds = 4.0 if not part else 7.0 if part + n_generating <= 64 else 7.5 if part <= 16 else 36.0
+        seconds = 4.0 if not part else 7.0 if part + n_generating <= 64 or part <= 16 else 36.0
         pace.saw(part, n_generating, seconds)
     dear = sum(part + n_generating > 64 for part in parts)
     assert parts.count(wanted) > 540
@@ -280,6 +280,42 @@ def test_beside_any_number(n_generating: int) -> None:
     assert len(took) * quiet < 9000  # nine seconds for three of them
 
 
+@pytest.mark.parametrize("n_generating", [1, 2, 8, 64])
+@pytest.mark.parametrize("between", [0.0, 0.5, 1.0])
+def test_what_is_between_steps_counts(n_generating: int, between: float) -> None:
+    """Once before each part, and before the steps that others have in a row without any. So others take less
+    than twice as long as steps that go on by themselves, from the first part to the last."""
+    pace, quiet = Pace(n_mixed=64), h100(0, n_generating, 0)
+    pace.saw(0, n_generating, quiet, n_steps=200)
+    took: list[float] = []
+    for i in range(3 * 8000 // 64):
+        n_rest = pace.rest(n_generating)
+        if n_rest > 1:
+            n, seconds = n_rest, quiet + between / n_rest
+            pace.saw(0, n_generating, seconds, n_steps=n)
+        else:
+            n, part = 1, pace.part(1, n_generating)
+            seconds = between + h100(part, n_generating, 8000 * i // 375)
+            pace.saw(part, n_generating, seconds)
+        took += [seconds] * n
+    assert np.mean(took) <= 1.9 * quiet
+    for tenth in np.array_split(took, 10):
+        assert np.mean(tenth) <= 2 * quiet
+
+
+def test_a_part_that_was_held_up_counts_as_what_it_takes() -> None:
+    """It was not the prompt's doing, unless it comes again and again."""
+    pace = Pace(n_mixed=64)
+    settled(pace, resident, 10.0)
+    while not (part := pace.part(1, 8)):
+        pace.saw(0, 8, 10.0)
+    pace.saw(part, 8, 600.0)
+    assert pace.rest(8) <= 1
+    for _ in range(6):
+        pace.saw(part, 8, 600.0)
+    assert pace.rest(8) > 10
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
 def test_a_clock_that_stands_still(seconds: float) -> None:
     """Those of some systems go on every 16 ms."""
@@ -349,7 +385,7 @@ def opened(model: Model, share: float | None = None, sparsity: Any = "dense") ->
 WAYS: dict[str, tuple[dict[str, Any], Callable[[int, int], float], float, int]] = {
     # The session, milliseconds of a step by prompts' tokens and next ones, how many times a quiet one it may
     # take, and tokens of a part.
-    "resident": ({"share": 1.0}, lambda n, g: max(4.0, 3.0 + 0.08 * (n + g)), 2.0, 56),
+    "resident": ({"share": 1.0}, lambda n, g: max(4.0, 2.0 + 0.08 * (n + g)), 2.0, 56),
     "predicted": (
         {"share": 1.0, "sparsity": "predicted"},
         lambda n, g: 4.0 + (4.5 + 0.02 * n) * (n > 0),
@@ -382,7 +418,8 @@ def test_an_engine_goes_by_it(way: str, tmp_path: Path, monkeypatch: pytest.Monk
     path = models.write_sparse(tmp_path / "m.gguf", spec, models.draw_predictor(spec))
     with Model(path) as model, opened(model, **options) as session:
         engine = Engine(session, max_running=4)
-        monkeypatch.setattr("powerinfer._engine.engine.time", clock)
+        for module in ("engine", "one_call"):
+            monkeypatch.setattr(f"powerinfer._engine.{module}.time", clock)
         monkeypatch.setattr(Session, "feed", fed)
         rng = np.random.default_rng(3)
 

@@ -14,6 +14,7 @@ import pytest
 
 from powerinfer import ClosedError, DeviceError, Llama
 from powerinfer._engine import rounds
+from powerinfer._engine.pace import Pace
 from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.rounds import Limits, Rounds
 from powerinfer._engine.scheduler import Scheduler
@@ -227,3 +228,49 @@ def test_tokens_are_given_while_rounds_go_on(make: MakeScheduler) -> None:
     runner.join()
     giver.join()
     assert made.chosen.tolist() == [[7]] and made.n_given == 1
+
+
+def test_while_a_prompt_waits_for_its_next_part_others_go_on(
+    make: MakeScheduler, calls: Calls, monkeypatch: pytest.MonkeyPatch, alone: Callable[[Any, int], list[int]]
+) -> None:
+    """By themselves, as long as the pace says; all have the answers that they have alone."""
+    scheduler, came, rests, parts = make(), [], [5, 0, 1, 7, 0, 3], []
+
+    def part(self: Pace, n_reading: int, n_generating: int) -> int:
+        parts.append((n_reading, n_generating))
+        return 16
+
+    monkeypatch.setattr(Pace, "rest", lambda self, n: rests.pop(0) if rests else 0)
+    monkeypatch.setattr(Pace, "part", part)
+    before_rounds(monkeypatch, lambda: came.append(scheduler.submit(prompt(150, 4), choice(), limit=3)))
+    streams = begun(scheduler, *(prompt(n, n) for n in (5, 9)), limit=60)
+    assert [list(stream) for stream in streams] == [alone(prompt(n, n), 60) for n in (5, 9)]
+    assert list(came[0]) == alone(prompt(150, 4), 3)
+    assert calls[:4] == [(1, 2), (5, 2), (7, 2), (3, 2)]
+    assert not rests and parts[:6] == [(1, 2)] * 6
+
+
+def test_who_reads_may_leave_while_others_go_on(
+    make: MakeScheduler, calls: Calls, monkeypatch: pytest.MonkeyPatch, alone: Callable[[Any, int], list[int]]
+) -> None:
+    """Rounds end then, as they do when its time is over."""
+    scheduler, readers, run, until = make(), [], Session.run_rounds, []
+    deadline = time.monotonic() + 600
+    acts = [
+        lambda: readers.append(scheduler.submit(prompt(90, 4), choice(), deadline=deadline)),
+        lambda: readers[0].cancel(),
+    ]
+
+    def acted(self: Session, native: Any, n: int) -> None:
+        until.append(native.until_ns)
+        if acts:
+            acts.pop(0)()
+        run(self, native, n)
+
+    monkeypatch.setattr(Session, "run_rounds", acted)
+    monkeypatch.setattr(Pace, "rest", lambda self, n: 1000)
+    stream = scheduler.submit(prompt(5), choice(), limit=60)
+    assert list(stream) == alone(prompt(5), 60)
+    assert not list(readers[0]) and readers[0].reason == "cancelled"
+    assert calls == [(1, 1), (1, 1), (55, 1)]
+    assert until[1] <= deadline * 1e9 < until[0]
