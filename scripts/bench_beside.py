@@ -30,7 +30,6 @@ from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Model, Session
 
-QUIET_S = 0.5
 ENDS = frozenset[int]()
 
 
@@ -62,9 +61,9 @@ def between(stream: Timed, begin: float, end: float) -> npt.NDArray[np.float64]:
     return np.diff(at[(at >= begin) & (at <= end)]) * 1000
 
 
-def quiet(stream: Timed) -> float:
+def quiet(stream: Timed, seconds: float) -> float:
     begin = time.monotonic()
-    time.sleep(QUIET_S)
+    time.sleep(seconds)
     if stream.reason is not None:
         raise SystemExit("a stream came to its end: its context is full")
     return float(np.mean(between(stream, begin, time.monotonic())))
@@ -77,9 +76,9 @@ def measure(session: Session, args: argparse.Namespace, n: int, seen: Counter[in
     streams = [submit(scheduler, rng, 16, None) for _ in range(n)]
     while not all(stream.at for stream in streams):
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(args.quiet / 2)
     first = streams[0]
-    before = quiet(first)
+    before = quiet(first, args.quiet)
     for i in range(args.prompts):
         seen.clear()
         begin = time.monotonic()
@@ -88,7 +87,7 @@ def measure(session: Session, args: argparse.Namespace, n: int, seen: Counter[in
             time.sleep(0.002)
         end = reader.last_at or time.monotonic()
         ms = between(first, begin, end)
-        last = quiet(first)
+        last = quiet(first, args.quiet)
         own = (before + last) / 2
         p50, p90, p99 = np.percentile(ms, [50, 90, 99])
         tenth = max(len(ms) // 10, 1)
@@ -116,6 +115,7 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=int, default=2, help="one after the other, for each number of streams"
     )
+    parser.add_argument("--quiet", type=float, default=0.5, help="seconds without a prompt")
     parser.add_argument("--room", type=int, default=1500, help="tokens of each stream")
     parser.add_argument("-t", "--threads", type=int, default=machine.cores())
     args = parser.parse_args()
