@@ -26,10 +26,10 @@ static bool keeps(pi_hybrid *h, uint64_t key) {
     return true;
 }
 
-/* Programs of prompts are not kept, for there are too many lengths; of those that also decode some are, and of prompts whose
- * last token is followed by an answer, which may be another sequence's next one. */
+/* Programs of prompts are not kept, for there are too many lengths; of those that also decode some are. Beside a single
+ * sequence's next token that is a prompt's program, as is the end of a prompt by itself. */
 uint64_t pi_program_key(pi_hybrid *h) {
-    const bool beside_one = h->grouped == h->n_tok && h->n_logits == 1 && !h->decode,
+    const bool beside_one = h->grouped == h->n_tok && h->n_logits == 1 && !h->decode && pi_hybrid_is_resident(h),
                mixed = beside_one || (h->grouped && h->grouped < h->n_tok);
     const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 |
                          (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 |

@@ -141,6 +141,8 @@ class OneCall(ABC):
         if len(running) == 1 and self.saw is not None and self._sees_each:
             return False
         limits = limits.before(request.deadline for request in tuple(self.queue.waiting))
+        if limits.until <= time.monotonic():
+            return False
         rounds = Rounds(running, limits, self._chosen, self.totals, self.times)
         begin = self._begins()
         with self.queue.undisturbed(rounds.stop) as is_undisturbed:

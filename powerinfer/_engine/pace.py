@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIZES = (16, 24, 32, 48, 64, 128, 256, 512)
-_TIMES = (
-    1.8  # as long as with nothing to read: what is never measured, such as accidents, is in the rest of 2
-)
+# As long as with nothing to read: what is never measured, such as accidents, is in the rest of 2.
+_TIMES = 1.8
 _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than what was known, or more
 _SETTLED = 3  # times that something is measured before it is known: devices record a program meanwhile
 _HIGH, _MOST_HIGH = 1.5, 2  # times as long as what is known; so often in a row that is an accident
@@ -92,6 +91,11 @@ class _Times:
         is_known = self.n_parts - self._quiet.at < (_STALE if self._quiet.is_settled else _UNUSED)
         return self._quiet.seconds if is_known else None
 
+    @property
+    def last_quiet(self) -> float:
+        """The same, however old; 0 if it was never measured."""
+        return 0.0 if self._quiet is None else self._quiet.seconds
+
     def saw_quiet(self, seconds: float, n_steps: int) -> None:
         """One of so many steps that went on by themselves. What is done once before them is not the quiet
         step's: it is known from what single ones, or a few, take more than many in a row."""
@@ -151,9 +155,8 @@ class _Times:
 
     def _cost(self, size: int, more: float, allowed: float) -> float:
         """Seconds for each token, with those of the steps between; more where the step is too long."""
-        quiet = self._quiet.seconds if self._quiet is not None else 0.0
         times = max(more / max(allowed, _LEAST), 1.0)
-        return (quiet * times + more) / size * float(times**_PAUSE)
+        return (self.last_quiet * times + more) / size * float(times**_PAUSE)
 
     def _expected(self, sizes: Sequence[int], n_mixed: int) -> list[float]:
         """Seconds that each adds. Of one that was never tried it is what the largest seen below it takes, and
@@ -200,20 +203,21 @@ class Pace:
             return self._fixed
         times = self._times[n_generating.bit_length()]
         quiet = times.quiet
-        if quiet is None:  # the next step tells, but for one with guesses, which is none of these
-            self._n_without += 1
-            return 0 if self._n_without <= _MOST_UNSEEN else SIZES[0]
-        self._allowed = _allowed(quiet, n_reading, n_generating)
-        if self._rest - self._n_without >= 0.5:
+        self._allowed = _allowed(quiet or 0.0, n_reading, n_generating)
+        if self.rest(n_generating):
             self._n_without += 1
             return 0
+        if quiet is None:  # steps with guesses do not tell
+            return SIZES[0]
         return times.choose(self._sizes(n_generating), self._allowed, self.n_mixed - n_generating)
 
     def rest(self, n_generating: int) -> int:
-        """How many steps others have for themselves before the next part."""
+        """How many steps others have for themselves before the next part. Where it is not known what one
+        takes, that tells."""
         if self._fixed is not None:
             return 0
-        return int(self._rest) if self._times[n_generating.bit_length()].quiet is not None else _MOST_UNSEEN
+        is_known = self._times[n_generating.bit_length()].quiet is not None
+        return max((int(self._rest + 0.5) if is_known else _MOST_UNSEEN) - self._n_without, 0)
 
     def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
         """A step of so many tokens of prompts, and one of each that generate; or several such steps, which
@@ -224,14 +228,18 @@ class Pace:
         self._n_without = 0
         if not n_read:
             n_unseen -= n_steps
-            longer = (seconds - (times.quiet or seconds)) / max(self._allowed, _LEAST)
-            self._rest -= min(max(1 - longer, _LEAST_REST), 1.0) * n_steps
+            longer = seconds - (times.quiet or seconds)
+            self._rest -= min(max(1 - longer / self._most(times), _LEAST_REST), 1.0) * n_steps
             times.saw_quiet(seconds, n_steps)
         self._rest = max(self._rest - max(n_unseen, 0), _LEAST_DUE)
         more = times.saw_part(n_read, seconds) if n_read else None
         if more is not None:
-            self._rest += max(more / max(self._allowed, _LEAST) - 1, 0.0)
-            self._rest = min(self._rest, _MOST_REST)
+            self._rest = min(self._rest + max(more / self._most(times) - 1, 0.0), _MOST_REST)
+
+    def _most(self, times: _Times) -> float:
+        """Seconds that the step under way may take longer; no less than beside one prompt, for it may be that
+        nobody asked for its part, or that others did."""
+        return max(self._allowed, _allowed(times.last_quiet, 1, 1), _LEAST)
 
     def _sizes(self, n_generating: int) -> list[int]:
         """From the smallest on."""

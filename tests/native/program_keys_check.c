@@ -46,6 +46,12 @@ int main(void) {
     h.n_tok = h.grouped = PI_MANY + 1;
     check(pi_program_key(&h) == 0 && pi_program_key(&h) == 0, "of many tokens kept");
     h.n_tok = h.grouped = 16;
+    static pi_device_layer layer = {.device = -1};
+    h.layer = &layer;
+    model.info.n_layer = 1;
+    check(pi_program_key(&h) == 0, "of one sequence kept where the CPU has layers");
+    layer.device = 0;
+    check(pi_program_key(&h) & PI_KEY_MIXED, "of one sequence kept no more");
     h.decode = true;
     check(pi_program_key(&h) && !(pi_program_key(&h) & PI_KEY_MIXED), "of few tokens as of a prompt and others");
     return 0;

@@ -55,15 +55,15 @@ def both_ways(
     parts = {q: tokens(rng, n) for q, n in prompts.items()}
     following = {q: tokens(rng, 1)[0] for q in [*range(n_next), *ends]}
 
-    def begin() -> None:
+    def begin(n_less: int = 0) -> None:
         for q, ids in history.items():
             s.drop(q)
-            s.feed(ids, seq=q, want_logits=False)
+            s.feed(ids[n_less:], seq=q, want_logits=False)
 
     fed = [(t, q, PROMPT) for q, part in parts.items() for t in part]
     fed += [(t, q, GENERATED) for q, t in following.items()]
-    for _ in range(3):  # the second time it is recorded, the third that is run
-        begin()
+    for n_less in (2, 3, 0):  # the second time it is recorded, the third that is run, at other positions
+        begin(n_less)
         got = feed(s, [t for t, _, _ in fed], [q for _, q, _ in fed], [kind for _, _, kind in fed])
     n = s.last_step[0].n_tokens
     begin()

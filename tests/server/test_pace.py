@@ -316,6 +316,15 @@ def test_a_part_that_was_held_up_counts_as_what_it_takes() -> None:
     assert pace.rest(8) > 10
 
 
+def test_a_part_that_nobody_asked_for() -> None:
+    """Who reads all short prompts at once does not ask: what such steps may take is known all the same."""
+    pace = Pace(n_mixed=64)
+    pace.saw(0, 32, 5.0, n_steps=100)
+    for _ in range(3):
+        pace.saw(12, 32, 8.0)
+    assert pace.rest(32) <= 1
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
 def test_a_clock_that_stands_still(seconds: float) -> None:
     """Those of some systems go on every 16 ms."""

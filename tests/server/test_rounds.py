@@ -274,3 +274,31 @@ def test_who_reads_may_leave_while_others_go_on(
     assert not list(readers[0]) and readers[0].reason == "cancelled"
     assert calls == [(1, 1), (1, 1), (55, 1)]
     assert until[1] <= deadline * 1e9 < until[0]
+
+
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_whose_time_is_over_waits_for_no_rounds(
+    make: MakeScheduler, calls: Calls, monkeypatch: pytest.MonkeyPatch, max_running: int
+) -> None:
+    """Neither without a place nor while its prompt waits for others' tokens: no more than one round."""
+    scheduler, late, run = make(max_running=max_running), [], Session.run_rounds
+
+    def submit() -> None:
+        late.append(scheduler.submit(prompt(90, 4), choice(), deadline=time.monotonic() + 0.05))
+
+    acts: list[Callable[[], object]] = [submit, lambda: time.sleep(0.1)]
+
+    def acted(self: Session, native: Any, n: int) -> None:
+        if acts:
+            acts.pop(0)()
+        run(self, native, n)
+
+    monkeypatch.setattr(Session, "run_rounds", acted)
+    monkeypatch.setattr(Pace, "rest", lambda self, n: 1000)
+    with scheduler.engine.changed:
+        stream = scheduler.submit(prompt(5), choice(), limit=100)
+        if max_running == 1:
+            acts.pop(0)()
+    assert len(list(stream)) == 100
+    assert not list(late[0]) and late[0].reason == "time"
+    assert len(calls) <= 4 and calls[-1][0] > 80
