@@ -61,6 +61,27 @@ _PATIENCE = 64  # how much rarer neurons move while somebody waits
 _MOST_POSITIONS = 1 << 24  # that a session takes
 _SINGLE = ("logits_all", "vocab_only", "n_seq")
 
+_SHORT = 512  # characters and tokens of a request that is made ready sooner than a thread wakes up
+_EASY = frozenset(
+    [
+        *(
+            "n",
+            "best_of",
+            "timeout_s",
+            "model",
+            "max_tokens",
+            "seed",
+            "stop",
+            "stop_token_ids",
+            "min_tokens",
+            "ignore_eos",
+        ),
+        *("temperature", "temp", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty"),
+        *("presence_penalty", "frequency_penalty"),
+    ]
+)
+"""Options with which nothing is computed, looked up in the vocabulary or asked of the caller's functions."""
+
 
 class AsyncLlama(AsyncVectors):
     """A model that answers many requests at the same time, for asyncio programs.
@@ -255,11 +276,19 @@ class AsyncLlama(AsyncVectors):
         Raises what Llama.create_completion() raises, BusyError if too many requests wait, TimeoutError if
         the time is over before an answer has begun, ClosedError.
         """
-        several = not isinstance(prompt, (str, bytes)) and len(prompt) and not is_id(prompt[0])
-        prompts = list(prompt) if several else [prompt]
         given: dict[str, Any] = {**options}
+        at_once = stream and self.begins_at_once(prompt, given)
+        prompts = list(prompt) if _are_several(prompt) else [prompt]
         best_of = given.pop("best_of", None)
-        return await self._create(Served.create_completion, prompts, stream, given, best_of)
+        return await self._create(Served.create_completion, prompts, stream, given, best_of, at_once=at_once)
+
+    def begins_at_once(self, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> bool:
+        """Whether create_completion() with these waits for nothing before it returns a stream."""
+        sizes = (_size(each) for each in (prompt, options.get("stop"), options.get("stop_token_ids")))
+        if _are_several(prompt) or sum(sizes) > _SHORT:
+            return False
+        is_one = options.get("n") in (None, 1) and options.get("best_of") in (None, 1)
+        return is_one and all(name in _EASY for name, value in options.items() if value is not None)
 
     @overload
     async def create_chat_completion(
@@ -314,8 +343,10 @@ class AsyncLlama(AsyncVectors):
         stream: bool,
         options: dict[str, Any],
         best_of: int | None = None,
+        *,
+        at_once: bool = False,
     ) -> Chunk | AsyncStream:
-        """n answers to each of what is given, computed together."""
+        """n answers to each of what is given, computed together. at_once: begins_at_once()."""
         options = dict(options)
         n, timeout_s = check_count("n", options.pop("n", None)), options.pop("timeout_s", None)
         n_made = n if best_of is None else check_best_of(best_of, n, stream)
@@ -329,6 +360,7 @@ class AsyncLlama(AsyncVectors):
         reads: Reads = "ready" if stream else "whole"
         if has_maker:  # a handler of the user's may wait for whatever it likes
             reads = "each"
+        preparing = threading.Semaphore() if at_once else None  # others may hold that of all for long
         calls = []
         for what in given:
             for i in range(n_made):
@@ -337,7 +369,9 @@ class AsyncLlama(AsyncVectors):
                     own.pop("prompt_logprobs", None)
                 if options.get("seed") is not None:
                     own["seed"] = nth_seed(options["seed"], i)
-                request = self._begin(limit=limit, deadline=deadline, is_first=not i, reads=reads)
+                request = self._begin(
+                    limit=limit, deadline=deadline, is_first=not i, reads=reads, preparing=preparing
+                )
                 calls.append((request, what, own))
         requests = [request for request, _, _ in calls]
 
@@ -352,7 +386,10 @@ class AsyncLlama(AsyncVectors):
                     self._end(request)
 
         try:
-            results = await asyncio.gather(*(self._in_thread(begin, *call) for call in calls))
+            if at_once:
+                results = [begin(*call) for call in calls]
+            else:
+                results = await asyncio.gather(*(self._in_thread(begin, *call) for call in calls))
         except BaseException:
             for request in requests:
                 self._end(request)
@@ -423,6 +460,7 @@ class AsyncLlama(AsyncVectors):
         deadline: float | None = None,
         is_first: bool = True,
         reads: Reads = "each",
+        preparing: threading.Semaphore | None = None,
     ) -> Served:
         with self._lock:
             if self._closed:
@@ -432,7 +470,7 @@ class AsyncLlama(AsyncVectors):
                 self.scheduler,
                 limit=limit,
                 grammars=self._grammars,
-                preparing=self._preparing,
+                preparing=preparing or self._preparing,
                 deadline=deadline,
                 is_first=is_first,
                 reads=reads,
@@ -485,6 +523,21 @@ class AsyncLlama(AsyncVectors):
 
     def __repr__(self) -> str:
         return f"AsyncLlama({self.llama!r}, n_parallel={self.n_parallel})"
+
+
+def _size(value: Any) -> int:
+    """Characters and tokens of an argument; too many of what is none of the usual kinds, an array say."""
+    if value is None:
+        return 0
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if not isinstance(value, (list, tuple)) or len(value) > _SHORT:
+        return _SHORT + 1
+    return sum(_size(each) if isinstance(each, (str, bytes)) else 1 for each in value)
+
+
+def _are_several(prompt: Prompt | Sequence[Prompt]) -> bool:
+    return not isinstance(prompt, (str, bytes)) and len(prompt) > 0 and not is_id(prompt[0])
 
 
 def _close(all_: Sequence[Scheduler], llama: Llama) -> None:

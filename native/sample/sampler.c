@@ -60,6 +60,10 @@ struct pi_sampler {
 
 #define REFUSE(...) return (pi_status)te_fail(TE_ARGUMENT, __VA_ARGS__)
 
+/* What is written before it is read is not cleared: of a large vocabulary that would take longer than the choices of a
+ * short answer. */
+static void *room(int32_t n, size_t size) { return (size_t)n <= SIZE_MAX / size ? malloc((size_t)n * size) : NULL; }
+
 pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_bias, const int32_t *bias_token,
                          const float *bias, pi_sampler **out) {
     if (out == NULL) REFUSE("no place for the new sampler was given");
@@ -93,12 +97,12 @@ pi_status pi_sampler_new(const pi_sampling *options, int32_t n_vocab, int32_t n_
     s->n_vocab = n_vocab;
     s->n_blocks = (int32_t)(((int64_t)n_vocab + BLOCK - 1) / BLOCK);
     s->n_bias = n_bias;
-    s->own = calloc((size_t)n_vocab, sizeof *s->own);
-    s->weights = calloc((size_t)n_vocab, sizeof *s->weights);
-    s->block_max = calloc((size_t)s->n_blocks, sizeof *s->block_max);
-    s->chosen = calloc((size_t)n_vocab, sizeof *s->chosen);
-    s->work = calloc((size_t)n_vocab, sizeof *s->work);
-    s->spare = calloc((size_t)n_vocab, sizeof *s->spare);
+    s->own = room(n_vocab, sizeof *s->own);
+    s->weights = room(n_vocab, sizeof *s->weights);
+    s->block_max = room(s->n_blocks, sizeof *s->block_max);
+    s->chosen = room(n_vocab, sizeof *s->chosen);
+    s->work = room(n_vocab, sizeof *s->work);
+    s->spare = room(n_vocab, sizeof *s->spare);
     if (!s->own || !s->weights || !s->block_max || !s->chosen || !s->work || !s->spare) goto no_memory;
     if (n_bias > 0) {
         s->bias_token = calloc((size_t)n_bias, sizeof *s->bias_token);

@@ -5,11 +5,12 @@ and its header lie in `powerinfer/lib/`; in a source checkout the header may als
 `native/powerinfer.h`. The environment variable `POWERINFER_LIBRARY` names another library file (a build
 with sanitizers, say).
 
-Calls release the GIL.
+Calls release the GIL, but those of `quick`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import os
 import re
@@ -94,6 +95,33 @@ def _load() -> tuple[Any, Any, str]:
 
 
 ffi, lib, version = _load()
+
+
+_held = ctypes.PyDLL(str(_library_path()))
+U64 = ctypes.c_uint64
+
+
+def quick(name: str, *arguments: Any) -> int:
+    """Calls a function of the library with the GIL held, and returns its int32_t. For what takes a few
+    microseconds: a thread that gives the GIL away for that may have to wait for it a thousand times as long.
+
+    Nothing that may wait, or call Python: a session's lock is free for whoever has that of its Session, which
+    all calls of it have. arguments: ints that fit int32_t, U64s, and pointers of cffi.
+    """
+    return int(getattr(_held, name)(*map(_argument, arguments)))
+
+
+def quick_void(name: str, *arguments: Any) -> None:
+    """The same of a function that returns nothing."""
+    quick(name, *arguments)  # what is in the register
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, U64):
+        return value
+    if isinstance(value, int):
+        return ctypes.c_int32(fit("an argument", value))
+    return ctypes.c_void_p(int(ffi.cast("uintptr_t", value)))
 
 
 def message() -> str:
@@ -205,4 +233,4 @@ def chunk_end(
     """
     begins = end if generated_from is None else generated_from
     rest = (first, end, begins, scored.start, scored.stop, size, max_scored, branch)
-    return int(lib.pi_chunk_end([rest]))
+    return quick("pi_chunk_end", ffi.new("pi_prompt_rest *", rest))

@@ -123,6 +123,8 @@ class Parts:
         self._loop = asyncio.get_running_loop()
         self._post = _posts.get(self._loop) or _posts.setdefault(self._loop, _Post(self._loop))
         self._reader: asyncio.Future[None] | None = None
+        self.has_come = False
+        """Whether more came since take() looked, while nobody waited."""
         self._over = over
         self._requests = list(requests)
         self._left = deque(zip(range(len(requests)), requests, answers, strict=True))
@@ -137,6 +139,8 @@ class Parts:
     def arrived(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+        else:
+            self.has_come = True
 
     @property
     def is_over(self) -> bool:
@@ -150,6 +154,7 @@ class Parts:
     def take(self) -> Chunk | None:
         """A part, of one answer after the other; None: there is none yet, or all are over. Raises what an
         answer failed with."""
+        self.has_come = False
         for _ in range(len(self._left)):
             i, request, chunks = self._left[0]
             try:
@@ -177,7 +182,9 @@ class Parts:
         return chunk
 
     async def wait(self) -> None:
-        """Until there may be more. Between take() and this nothing else may wait."""
+        """Until there may be more than take() saw."""
+        if self.has_come:
+            return
         self._reader = self._loop.create_future()
         await self._reader
 
@@ -230,11 +237,10 @@ class AsyncStream(AsyncIterator[Chunk]):
         try:
             while not parts.is_over:
                 chunk = parts.take()
-                if chunk is None and self.before_waiting is not None and not parts.is_over:
-                    await self.before_waiting()
-                    chunk = parts.take()
                 if chunk is not None:
                     return chunk
+                if self.before_waiting is not None and not parts.is_over:
+                    await self.before_waiting()
                 if not parts.is_over:
                     await parts.wait()
         except BaseException:  # the task that reads was cancelled, or the answer failed

@@ -155,9 +155,9 @@ class Sampler:
         tokens = ffi.new("int32_t[]", [_native.fit("a token of logit_bias", token) for token in bias])
         values = ffi.new("float[]", [float(value) for value in bias.values()])
         out = ffi.new("pi_sampler **")
-        _native.check(_native.lib.pi_sampler_new(native, self.n_vocab, len(bias), tokens, values, out))
+        _native.check(_native.quick("pi_sampler_new", native, self.n_vocab, len(bias), tokens, values, out))
         # Six words of four or eight bytes for each token of the vocabulary.
-        self._handle: Any = ffi.gc(out[0], _native.lib.pi_sampler_free, 32 * self.n_vocab)
+        self._handle: Any = ffi.gc(out[0], _free, 32 * self.n_vocab)
         self._token = ffi.new("int32_t *")
         self._lock = threading.Lock()
 
@@ -211,11 +211,17 @@ class Sampler:
         """Forgets accepted tokens and restarts the random sequence."""
         handle = self.handle
         with self._lock:
-            _native.lib.pi_sampler_reset(handle, _native.fit("seed", seed, 64, signed=False))
+            _native.quick(
+                "pi_sampler_reset", handle, _native.U64(_native.fit("seed", seed, 64, signed=False))
+            )
 
     def close(self) -> None:
         """Frees the sampler; later calls raise ClosedError."""
         self._handle = None  # freed with the last reference: a call in another thread may still hold one
+
+
+def _free(handle: Any) -> None:
+    _native.quick_void("pi_sampler_free", handle)
 
 
 class MinTokensLogitsProcessor:

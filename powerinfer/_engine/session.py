@@ -175,7 +175,7 @@ class Session:
         """Sizes, and what is free at the moment."""
         native = _native.ffi.new("pi_session_info *")
         with self._lock:
-            _native.lib.pi_session_get_info(self.handle, native)
+            _native.quick_void("pi_session_get_info", self.handle, native)
         return SessionInfo(
             n_ctx=native.n_ctx,
             n_pool=native.n_pool,
@@ -410,7 +410,7 @@ class Session:
     def drop(self, seq: int = 0) -> None:
         """Forgets a sequence."""
         with self._lock:
-            _native.check(_native.lib.pi_seq_drop(self.handle, _native.fit("seq", seq)))
+            _native.check(_native.quick("pi_seq_drop", self.handle, _native.fit("seq", seq)))
 
     def shift(self, n_keep: int, n_drop: int, *, seq: int = 0) -> None:
         """Keeps the first n_keep positions, drops the n_drop after them and moves the rest down.

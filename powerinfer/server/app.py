@@ -100,7 +100,8 @@ class Endpoints:
         used: list[ServedModel] = request.scope[USED]
         if not used:
             own = None if lora is None else [(each.id, each.scale) for each in lora]
-            await unless_gone(request, self.models.take(name, own, used))
+            if not self.models.take_open(name, own, used):
+                await unless_gone(request, self.models.take(name, own, used))
         return used[0]
 
     def name(self, request: Request) -> str:
@@ -144,6 +145,7 @@ class Endpoints:
             lambda stream: model.llm.create_completion(
                 body.prompt, stream=stream, model=self.name(request), **options
             ),
+            at_once=bool(body.stream) and model.llm.begins_at_once(body.prompt, options),
         )
 
     async def prompt_ids(self, request: Request, body: ChatRequest) -> list[int]:
@@ -186,11 +188,15 @@ class Endpoints:
         request: Request,
         body: Generate,
         create: Callable[[bool], Awaitable[Any]],
+        *,
+        at_once: bool = False,
     ) -> dict[str, Any] | AsyncStream:
+        """at_once: creating it waits for nothing."""
         request.state.begin = time.perf_counter()
         if body.stream_options is not None and not body.stream:
             raise Problem(400, "stream_options needs stream", param="stream_options", code="invalid_value")
-        result: dict[str, Any] | AsyncStream = await unless_gone(request, create(bool(body.stream)))
+        work = create(bool(body.stream))
+        result: dict[str, Any] | AsyncStream = await (work if at_once else unless_gone(request, work))
         if not isinstance(result, AsyncStream):
             self._done(request)
         return result

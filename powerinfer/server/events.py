@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..async_llama import AsyncStream
-from .problems import encode, problem_of
+from .problems import encode_part, problem_of
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ async def openai_events(stream: AsyncStream, *, usage: bool) -> AsyncIterator[by
 
 
 def event(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
+    return b"data: " + encode_part(value) + b"\n\n"
 
 
 def named_event(value: dict[str, Any]) -> bytes:

@@ -335,6 +335,17 @@ class Models:
                 self.release(model)
             raise
 
+    def take_open(
+        self, name: str | None, lora: Sequence[tuple[int, float]] | None, used: list[ServedModel]
+    ) -> bool:
+        """The same at once; False where it would wait."""
+        model = self.find(name, lora)
+        if model.is_leaving or model.opened is None:
+            return False
+        model.n_users += 1
+        used.append(model)
+        return True
+
     def release(self, model: ServedModel) -> None:
         """The request is over."""
         model.n_users -= 1

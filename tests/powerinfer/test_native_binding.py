@@ -113,3 +113,12 @@ def test_importing_loads_neither_tokenizers_nor_templates() -> None:
         "import sys, powerinfer; powerinfer.Llama; print({'tokenizers', 'jinja2', 'rich'} & set(sys.modules))"
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "set()", "")
+
+
+def test_quick_calls_check_their_numbers() -> None:
+    """A number that does not fit is not cut."""
+    rest = _native.ffi.new("pi_prompt_rest *", (0, 40, 39, 0, 0, 16, 0, 0))
+    assert _native.quick("pi_chunk_end", rest) == _native.lib.pi_chunk_end(rest)
+    assert _native.quick("pi_chunk_end", _native.ffi.NULL) == -1
+    with pytest.raises(errors.ArgumentError, match="1099511627776"):
+        _native.quick("pi_seq_drop", _native.ffi.NULL, 1 << 40)
