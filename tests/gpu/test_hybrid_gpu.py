@@ -229,16 +229,21 @@ def test_prompts(folder: Path, n: int, split: str) -> None:
             assert np.abs(alone.logits() - hybrid.logits()).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("kind", ["F16", "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_K_M"])
-def test_many_sequences(folder: Path, kind: str) -> None:
+def test_many_sequences(folder: Path, kind: str, form: str) -> None:
     """Of more sequences than kernels for decoding take, each answers as on the CPU; some end and
     others begin on the way. There it is one token at a time with the same weights in F32, here never
-    fewer than nine, so that all that is rounded are the inputs of the GPU's products, to F16."""
-    path, exact, n_seq = folder / f"many-{kind}.gguf", folder / f"many-{kind}-F32.gguf", 40
-    if kind == "F16":
+    fewer than nine, so that all that is rounded are the inputs of the GPU's products, to F16. Sparse: down
+    is stored by neuron."""
+    name, n_seq = f"many-{form}-{kind}", 40
+    path, exact = folder / f"{name}.gguf", folder / f"{name}-F32.gguf"
+    if kind == "F16" and form == "dense":
         models.write_dense(path, WIDE, kind=Kind.F16)
+    elif kind == "F16":
+        models.write_sparse(path, WIDE, models.draw_predictor(WIDE), kind=Kind.F16)
     else:
-        with ModelFile(write(folder, WIDE, "dense")) as source:
+        with ModelFile(write(folder, WIDE, form)) as source:
             quantize_model(source, path, kind, choose_types(source, kind, pure=not kind.endswith("_M")))
     with ModelFile(path) as source:
         quantize_model(source, exact, "F32", choose_types(source, "F32", pure=True), allow_requantize=True)

@@ -38,6 +38,9 @@ __device__ __forceinline__ void bulk_copy(void *to, const void *from, int n_byte
                  "l"(from), "r"(n_bytes), "r"(shared_address(b))
                  : "memory");
 }
+// cluster_arrive of threads that have used what they read of others' memory, before these may end. What threads have written
+// to the device's memory need not be seen yet: that takes as long as a barrier.
+__device__ __forceinline__ void cluster_leave() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 #endif
 
 } // namespace te

@@ -307,6 +307,12 @@ template <int SIZE> __device__ __forceinline__ void group_fetch(void *to, const 
                      : "memory");
 #endif
 }
+// The same of 16 bytes that are there.
+__device__ __forceinline__ void group_fetch(void *to, const void *from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#endif
+}
 // Counts in shared memory; the old value is returned. What was done before is done for who counts later.
 __device__ __forceinline__ int group_count(uint32_t *counter) {
     uint32_t old;
@@ -362,9 +368,13 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
                 const int e = lane + 32 * i;
-                if (e < 16 * F::pieces)
-                    group_fetch<16>(to + (where[i] & 0xffff), from[i] + (size_t)(c * (where[i] >> 16)),
-                                    whole ? 16 : F::there(e % F::pieces, c, a.cols));
+                if (e >= 16 * F::pieces) continue;
+                uint8_t *piece = to + (where[i] & 0xffff);
+                const uint8_t *at = from[i] + (size_t)(c * (where[i] >> 16));
+                if (whole)
+                    group_fetch(piece, at);
+                else
+                    group_fetch<16>(piece, at, F::there(e % F::pieces, c, a.cols));
             }
             if constexpr (F::word)
                 if (lane < 16)
@@ -398,6 +408,8 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
     for (int k = 0; k < n; k++) {
         fetches_wait<GROUP_SLOTS - 2>();
         __syncwarp();
+        // One lane's, for then the compiler knows that it is the same in all, and keeps it where wgmma takes it from.
+        const uint64_t tokens = wide_descriptor(__shfl_sync(~0u, shared_address(values + stage * ROOM), 0));
 #pragma unroll
         for (int c = 0; c < WIDE_UNITS / UNITS; c++) {
             typename F::row r[2];
@@ -408,12 +420,11 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
                 ask(k + 1); // where the rows before these were
                 bar_wait(full + stage, parity);
             }
-            const uint4 *at = values + stage * ROOM + c * UNITS * UNIT;
 #pragma unroll
             for (int i = 0; i < UNITS; i += 2) {
                 const uint4 w[2][2] = {{F::halves(r[0], s[0], i), F::halves(r[1], s[1], i)},
                                        {F::halves(r[0], s[0], i + 1), F::halves(r[1], s[1], i + 1)}};
-                group_multiply(sum, w, at + i * UNIT);
+                group_multiply(sum, w, tokens + (uint64_t)((c * UNITS + i) * UNIT));
                 group_settle<1>();
             }
         }
@@ -452,7 +463,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums
-        cluster_arrive();
+        cluster_leave();
         cluster_wait();
     }
 #else

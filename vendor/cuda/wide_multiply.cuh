@@ -48,10 +48,10 @@ WIDE_WGMMA(7, 56, 28, 29, 30, 31, 32)
 WIDE_WGMMA(8, 64, 32, 33, 34, 35, 36)
 #endif
 
-// sum += the rows' weights (of two units, row g and row g + 8 each) times x. Sums and weights may not be touched before
-// group_settle.
+// sum += the rows' weights (of two units, row g and row g + 8 each) times the tokens' values that descriptor `at` names. Sums
+// and weights may not be touched before group_settle.
 template <int TILES>
-__device__ __forceinline__ void group_multiply(float (&sum)[TILES][4], const uint4 (&w)[2][2], const uint4 *x) {
+__device__ __forceinline__ void group_multiply(float (&sum)[TILES][4], const uint4 (&w)[2][2], uint64_t at) {
     uint32_t a[4][4] = {{w[0][0].x, w[0][1].x, w[0][0].y, w[0][1].y},
                         {w[0][0].z, w[0][1].z, w[0][0].w, w[0][1].w},
                         {w[1][0].x, w[1][1].x, w[1][0].y, w[1][1].y},
@@ -61,7 +61,6 @@ __device__ __forceinline__ void group_multiply(float (&sum)[TILES][4], const uin
     for (int i = 0; i < 4; i++) // made in front of the fence
 #pragma unroll
         for (int r = 0; r < 4; r++) asm volatile("" : "+r"(a[i][r])::"memory");
-    const uint64_t at = wide_descriptor(shared_address(x));
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < 4; i++) wide_wgmma(sum, a[i], at + (uint64_t)((i / 2 * TILES * 512 + i % 2 * 256) >> 4));

@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums
-        cluster_arrive();
+        cluster_leave();
         cluster_wait();
     }
 #else
