@@ -33,6 +33,7 @@ _LEAST_REST = 0.5  # that a step without any part gives back, though it took lon
 _MOST_UNSEEN = 2  # steps that nothing is known of
 _STALE = 64  # parts, after which a step without any is measured again
 _UNUSED = 8  # parts, after which what a size took is old
+_ODD = 1.5  # so many times as long as expected is believed at once, what is less the third time
 _LATER, _MOST = 64, 1024  # parts, after which a size that was too long is tried again
 _MANY = 8  # steps without any in a row, which Python hardly makes longer
 _LEAST = 1e-6  # seconds: clocks may stand still meanwhile
@@ -161,19 +162,22 @@ class _Times:
     def _expected(self, sizes: Sequence[int], n_mixed: int) -> list[float]:
         """Seconds that each adds. Of one that was never tried it is what the largest seen below it takes, and
         as much more for each token as from the smallest to that; but those that are no longer computed with
-        others' tokens add a step."""
+        others' tokens add a step. One that was just tried may have been held up by something else."""
         more: list[float] = []
         first = last = 0, 0.0
         for before, size in zip([0, *sizes], sizes, strict=False):
             if before <= n_mixed < size and before and self._quiet is not None:
                 first = last = 0, max(last[1], self._quiet.seconds)
-            if size in self._more:
-                last = size, self._more[size].seconds
-                first = first if first[0] else last
-                more.append(last[1])
-            else:
-                each = max(last[1] - first[1], 0.0) / max(last[0] - first[0], 1)
-                more.append(max(last[1] + each * (size - last[0]), _LEAST))
+            each = max(last[1] - first[1], 0.0) / max(last[0] - first[0], 1)
+            expected = max(last[1] + each * (size - last[0]), _LEAST)
+            known = self._more.get(size)
+            if known is None:
+                more.append(expected)
+                continue
+            may_be_held_up = last[0] > 0 and not known.is_settled and known.seconds < _ODD * expected
+            more.append(min(known.seconds, expected) if may_be_held_up else known.seconds)
+            last = size, known.seconds
+            first = first if first[0] else last
         return more
 
     def _is_due(self, size: int, times: float, n: int) -> bool:

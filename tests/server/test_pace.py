@@ -325,6 +325,28 @@ def test_a_part_that_nobody_asked_for() -> None:
     assert pace.rest(32) <= 1
 
 
+@pytest.mark.parametrize("n_held_up", [0, 64, 128, 256, 512])
+@pytest.mark.parametrize("longer", [1.2, 1.3, 1.45])
+def test_streamed_parts_are_large(n_held_up: int, longer: float) -> None:
+    """A part takes as long as its weights are on their way, whatever its size: few are small, also where the
+    first of a size is held up."""
+    pace, first = Pace(), True
+    parts: list[int] = []
+    pace.saw(0, 1, 8.0, n_steps=50)
+    while sum(parts) < 4 * 8000:
+        if (n_rest := pace.rest(1)) > 1:
+            pace.saw(0, 1, 8.0, n_steps=n_rest)
+            continue
+        part = pace.part(1, 1)
+        seconds = 8.0 + (200 + 0.05 * part if part else 0)
+        if part == n_held_up and first:
+            seconds, first = seconds * longer, False
+        pace.saw(part, 1, seconds)
+        parts += [part] if part else []
+    assert len(parts) < 110, Counter(parts)
+    assert parts[-20:].count(512) > 15
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
 def test_a_clock_that_stands_still(seconds: float) -> None:
     """Those of some systems go on every 16 ms."""
