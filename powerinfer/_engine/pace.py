@@ -27,6 +27,8 @@ _DOWN, _UP = 0.5, 0.2  # how soon a measured time counts, where it is less than 
 _SETTLED = 3  # times that something is measured before it is known: devices record a program meanwhile
 _HIGH, _MOST_HIGH = 1.5, 2  # times as long as what is known; so often in a row that is an accident
 _PAUSE = 2.5  # of a step that is too long: how much longer it counts, as a power of how much too long it is
+# Where all parts are so many times as long as they may be, those up to twice the shortest are alike.
+_FAR, _ALIKE = 8, 2
 _MOST_REST = 128  # steps
 _LEAST_DUE = -0.5  # steps, since they are whole
 _LEAST_REST = 0.5  # that a step without any part gives back, though it took longer than what is known
@@ -145,7 +147,9 @@ class _Times:
             return self._last
         more = self._expected(sizes, n_mixed)
         n_open = next((i + 1 for i, size in enumerate(sizes) if size not in self._more), len(sizes))
-        costs = [self._cost(sizes[i], more[i], allowed) for i in range(n_open)]
+        shortest = min(more[:n_open])
+        alike = _ALIKE * shortest if shortest > _FAR * allowed else allowed
+        costs = [self._cost(sizes[i], more[i], allowed, alike) for i in range(n_open)]
         at = costs.index(min(costs))
         in_use = self._more.get(sizes[at])
         most, others = (allowed, [1]) if more[at] <= allowed else (more[at], [-1, 1])
@@ -154,10 +158,10 @@ class _Times:
                 return sizes[i]
         return sizes[at]
 
-    def _cost(self, size: int, more: float, allowed: float) -> float:
-        """Seconds for each token, with those of the steps between; more where the step is too long."""
-        times = max(more / max(allowed, _LEAST), 1.0)
-        return (self.last_quiet * times + more) / size * float(times**_PAUSE)
+    def _cost(self, size: int, more: float, allowed: float, alike: float) -> float:
+        """Seconds for each token, with those of the steps between; more where it is longer than alike."""
+        times, too_long = (max(more / max(most, _LEAST), 1.0) for most in (allowed, alike))
+        return (self.last_quiet * times + more) / size * float(too_long**_PAUSE)
 
     def _expected(self, sizes: Sequence[int], n_mixed: int) -> list[float]:
         """Seconds that each adds. Of one that was never tried it is what the largest seen below it takes, and

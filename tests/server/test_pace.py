@@ -327,9 +327,10 @@ def test_a_part_that_nobody_asked_for() -> None:
 
 @pytest.mark.parametrize("n_held_up", [0, 64, 128, 256, 512])
 @pytest.mark.parametrize("longer", [1.2, 1.3, 1.45])
-def test_streamed_parts_are_large(n_held_up: int, longer: float) -> None:
-    """A part takes as long as its weights are on their way, whatever its size: few are small, also where the
-    first of a size is held up."""
+@pytest.mark.parametrize("of_many", [0.0, 60.0])
+def test_streamed_parts_are_large(n_held_up: int, longer: float, of_many: float) -> None:
+    """A part takes as long as its weights are on their way, nearly whatever its size: few are small, also
+    where the first of a size is held up."""
     pace, first = Pace(), True
     parts: list[int] = []
     pace.saw(0, 1, 8.0, n_steps=50)
@@ -338,7 +339,7 @@ def test_streamed_parts_are_large(n_held_up: int, longer: float) -> None:
             pace.saw(0, 1, 8.0, n_steps=n_rest)
             continue
         part = pace.part(1, 1)
-        seconds = 8.0 + (200 + 0.05 * part if part else 0)
+        seconds = 8.0 + (200 + 0.05 * part + of_many * (part > 64) if part else 0)
         if part == n_held_up and first:
             seconds, first = seconds * longer, False
         pace.saw(part, 1, seconds)
