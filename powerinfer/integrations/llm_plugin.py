@@ -163,8 +163,9 @@ class PowerInferModel(llm.Model):  # type: ignore[misc, unused-ignore]
         for call in message.get("tool_calls") or ():
             try:
                 arguments = json.loads(call["function"]["arguments"])
-            except ValueError:
-                continue  # max_tokens has cut it off
+            except ValueError:  # not whole
+                said = f"the call of {call['function']['name']} was cut off: max_tokens is too small for it"
+                raise llm.ModelError(said) from None
             response.add_tool_call(
                 llm.ToolCall(name=call["function"]["name"], arguments=arguments, tool_call_id=call["id"])
             )

@@ -69,7 +69,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """Chooses the replica that has computed the longest beginning of a request's text, unless it has much
     more to do than another; else the one with the least to do."""
 
-    def initialize_state(self, *, most_ahead: int = 8) -> None:
+    def initialize_state(self, *, most_ahead: int = 8) -> None:  # type: ignore[override, unused-ignore]
         """most_ahead: requests that the replica may have more than the one with the fewest."""
         self._most_ahead = most_ahead
         self._known: OrderedDict[str, ReplicaID] = OrderedDict()

@@ -139,7 +139,8 @@ def deployment(
                 yield messages
 
     given["request_router_config"] = RequestRouterConfig(
-        request_router_class=ray_router.PrefixRouter, request_router_kwargs={"most_ahead": n_parallel}
+        request_router_class=ray_router.PrefixRouter,  # type: ignore[arg-type, unused-ignore]
+        request_router_kwargs={"most_ahead": n_parallel},
     )
     if autoscaling is None:
         given["num_replicas"] = replicas

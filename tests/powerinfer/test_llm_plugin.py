@@ -109,3 +109,19 @@ def test_commands_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [words[:2] for words in lines][:2] == [["-m", "powerinfer/demo"], ["powerinfer", "add"]]
     for words in lines:
         assert run(*("0" if word == "8" else word for word in words)) or "add" in words
+
+
+def test_a_call_that_is_cut_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b'}}
+    answer = {
+        "choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [call]}}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 5},
+    }
+    monkeypatch.setattr(powerinfer.Llama, "create_chat_completion", lambda *_, **__: answer)
+
+    def add(a: int, b: int) -> int:
+        """The sum."""
+        return a + b
+
+    with pytest.raises(llm.ModelError, match="the call of add was cut off"):
+        llm.get_model("powerinfer/demo").prompt("1 + 2?", tools=[add]).text()
