@@ -43,7 +43,7 @@ from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
-from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, ROPE_INIT, refuse, refuse_other_rope
+from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse, refuse_other_rope, without_settled
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -186,10 +186,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         """
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unsupported")}
         self._arguments = {**arguments, **unsupported}
-        others = {name: value for name, value in unsupported.items() if name not in ROPE_INIT}
-        if n_threads is not None and others.get("n_threads_batch") == n_threads:
-            del others["n_threads_batch"]
-        refuse("Llama()", others, LATER_INIT, NO_EFFECT_INIT)
+        refuse("Llama()", without_settled(unsupported, n_threads), LATER_INIT, NO_EFFECT_INIT)
         if expert_cache not in ("live", "frozen"):
             raise ArgumentError(f'expert_cache is {expert_cache!r}, it must be "live" or "frozen"')
         chosen = None

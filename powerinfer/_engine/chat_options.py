@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
+    from .._text.chat_format import ChatFormat
     from .._text.grammar import LlamaGrammar
     from .._text.tool_calls import Tool
+
+
+_other_formats: ContextVar[tuple[object, ChatFormat] | None] = ContextVar("other_format", default=None)
+
+
+@contextmanager
+def other_format(llama: object, chat_format: ChatFormat) -> Iterator[None]:
+    """Within it this thread's conversations with that Llama are written by another format, without its
+    chat_handler."""
+    before = _other_formats.set((llama, chat_format))
+    try:
+        yield
+    finally:
+        _other_formats.reset(before)
+
+
+def other_format_of(llama: object) -> ChatFormat | None:
+    """What a chat_handler writes conversations with, while it has this object make an answer."""
+    found = _other_formats.get()
+    return found[1] if found is not None and found[0] is llama else None
 
 
 def how(variables: Mapping[str, Any] | None, continue_final: bool, begin: bool) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -81,32 +79,12 @@ class _Request:
         ]
 
 
-_other_formats: ContextVar[tuple[object, ChatFormat] | None] = ContextVar("other_format", default=None)
-
-
-@contextmanager
-def other_format(llama: object, chat_format: ChatFormat) -> Iterator[None]:
-    """Within it this thread's conversations with that Llama are written by another format, without its
-    chat_handler."""
-    before = _other_formats.set((llama, chat_format))
-    try:
-        yield
-    finally:
-        _other_formats.reset(before)
-
-
 class Completions(Generating):
     """What stands first is the part of Llama that these methods need."""
 
     model_path: str
     chat_handler: ChatHandler | None
     spm_infill: bool
-
-    @property
-    def _other_format(self) -> ChatFormat | None:
-        """What a chat_handler writes conversations with, while it has this object make an answer."""
-        found = _other_formats.get()
-        return found[1] if found is not None and found[0] is self else None
 
     @property
     @abstractmethod
@@ -342,7 +320,7 @@ class Completions(Generating):
             llm.create_chat_completion(messages)["choices"][0]["message"]["content"]
         """
         given: dict[str, Any] = {**options}
-        if self.chat_handler is not None and self._other_format is None:
+        if self.chat_handler is not None and chat_options.other_format_of(self) is None:
             given |= dict(functions=functions, function_call=function_call, tools=tools)
             given |= dict(tool_choice=tool_choice, response_format=response_format, max_tokens=max_tokens)
             given |= dict(stop=[] if stop is None else stop, stream=stream, model=model, grammar=grammar)
@@ -441,7 +419,7 @@ class Completions(Generating):
     ) -> tuple[list[int], str, Callable[[], ToolCallParser | None]]:
         """The prompt of a conversation, the template that wrote it, and what makes that which finds the calls
         in an answer. how: for ChatFormat.encode. in_parts: tell arguments of calls as they come."""
-        chat_format, tokenizer = self._other_format or self._format, self.tokenizer
+        chat_format, tokenizer = chat_options.other_format_of(self) or self._format, self.tokenizer
         how = {**how, "stops": request.stop}
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
             raise ArgumentTypeError(

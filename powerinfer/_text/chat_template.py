@@ -123,10 +123,10 @@ class _Bounds(jinja2.visitor.NodeTransformer):
     def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
         return self._watched(node)
 
-    def _watched(self, node: Any) -> jinja2.nodes.Node:
+    def _watched(self, node: jinja2.nodes.For | jinja2.nodes.Block | jinja2.nodes.Macro) -> jinja2.nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, jinja2.nodes.ExprStmt(_call("look_at_the_time", [])).set_lineno(node.lineno))
-        return node  # type: ignore[no-any-return]
+        return node
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         self.generic_visit(node)

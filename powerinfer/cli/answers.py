@@ -30,9 +30,10 @@ def add_system_arguments(parser: argparse.ArgumentParser) -> None:
 
 def system_text(args: argparse.Namespace) -> str | None:
     """The system message. Raises ArgumentError, OSError."""
+    text: str | None = args.system
     if args.system_file is None:
-        return args.system  # type: ignore[no-any-return]
-    if args.system is not None:
+        return text
+    if text is not None:
         raise ArgumentError("--system and --system-file: one of them is enough")
     return Path(args.system_file).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
 

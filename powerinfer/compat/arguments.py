@@ -65,6 +65,13 @@ def refuse(
             warnings.warn(f"{name}={value!r} has no effect", stacklevel=3)
 
 
+def without_settled(given: Mapping[str, Any], n_threads: int | None) -> dict[str, Any]:
+    """Arguments without those of RoPE, which the file decides, and a number of threads that is n_threads."""
+    same = n_threads is not None and given.get("n_threads_batch") == n_threads
+    left_out = {*ROPE_INIT, "n_threads_batch"} if same else {*ROPE_INIT}
+    return {name: value for name, value in given.items() if name not in left_out}
+
+
 def refuse_other_rope(given: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Raises where the RoPE of the arguments is not that of the file with these keys."""
     for name, nothing in ROPE_INIT.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from .._engine import checks
-from .._engine.completions import other_format
+from .._engine.chat_options import other_format
 from .._text.chat_format import ChatFormat, ChatFormatError
 from .._text.chat_format import register_chat_format as register
 from .._text.chat_template import render_template
