@@ -148,14 +148,12 @@ def fit(name: str, value: int, bits: int = 32, signed: bool = True) -> int:
     return number
 
 
-_loaded: list[Any] = []
-
-
 def load_library(name: str) -> bool:
     """Loads another shared library for as long as the process lives, where the engine finds it by its name;
     False if there is none that can be loaded."""
+    # Not by cffi, which unloads it with the module: while Python ends, other libraries may still call it.
     try:
-        _loaded.append(ffi.dlopen(name, ffi.RTLD_NOW | ffi.RTLD_GLOBAL))
+        ctypes.CDLL(name, os.RTLD_NOW | os.RTLD_GLOBAL)
     except OSError:
         return False
     return True

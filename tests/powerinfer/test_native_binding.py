@@ -122,3 +122,23 @@ def test_quick_calls_check_their_numbers() -> None:
     assert _native.quick("pi_chunk_end", _native.ffi.NULL) == -1
     with pytest.raises(errors.ArgumentError, match="1099511627776"):
         _native.quick("pi_seq_drop", _native.ffi.NULL, 1 << 40)
+
+
+def test_a_loaded_library_stays_while_python_ends() -> None:
+    """Modules go one after the other then, and what they hold; other libraries may still call this one."""
+    name = "libBrokenLocale.so.1"  # a small one of glibc's, which nobody else loads
+    program = f"""
+import gc
+from powerinfer._engine import _native
+assert not _native.load_library("libnone-of-this-name.so")
+if not _native.load_library({name!r}):
+    print("none")
+else:
+    vars(_native).clear()
+    gc.collect()
+    print({name!r} in open("/proc/self/maps").read())
+"""
+    done = run_python(program)
+    if done.stdout == "none\n":
+        pytest.skip("another C library")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
