@@ -41,7 +41,9 @@ from typing import Any
 
 import numpy as np
 
+from powerinfer import Llama
 from powerinfer._engine import machine
+from powerinfer._engine.online import FIRST
 from powerinfer._engine.session import Model, Session, Sparsity
 from powerinfer.errors import PowerInferError
 from powerinfer.models.bench import commit, expert_bytes
@@ -84,6 +86,15 @@ class Row:
     """That share the layers; budget: of each."""
     replicas: int = 1
     """Sessions, on a GPU each; n_seq: of each."""
+    n_batch: int = 0
+    """Tokens of a prompt at a time; 0: as many as `Llama` takes where nothing is said."""
+    plain: bool = False
+    """A file as llama.cpp has it: without predictors, down not by neuron."""
+    counted: float = 0
+    """The mean share of active neurons by the statistics in the file; 0: the truth. Otherwise it is also said
+    what the first tokens make of the plan."""
+    widths: bool = False
+    """Also every number of sequences up to n_seq: whether one more ever makes fewer tokens/s."""
 
 
 GOAL_CPU = 100
@@ -106,6 +117,9 @@ SMALLTHINKER = replace(
     active=0.4,
     goal=200,
 )
+BAMBOO = Row(
+    "Bamboo-7B F16, 10 % active", "bamboo-7b", "F16", 8, "predicted", prompts=(64, 512, 2048), goal=260
+)
 DENSE = Row("Llama-2-7B F16, all resident, dense", "llama-2-7b", "F16", 40, "dense", goal=250)
 SPARSE = Row("Llama-2-7B F16, all resident, 10 % active", "llama-2-7b", "F16", 40, "predicted", goal=430)
 Q4_DENSE = Row("Llama-2-7B Q4_0, all resident, dense", "llama-2-7b", "Q4_0", 40, "dense", goal=450)
@@ -114,10 +128,17 @@ GPT_OSS = replace(
 )
 
 ROWS = {
-    "bamboo-8g": Row(
-        "Bamboo-7B F16, 10 % active", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (64, 512), 260
+    "bamboo-8g": BAMBOO,
+    "bamboo-8g-512": replace(
+        BAMBOO, what="the same, 512 tokens of a prompt at a time", prompts=(64, 512), n_batch=512
     ),
-    "bamboo-8g-2048": Row("the same, prompts", "bamboo-7b", "F16", 8, "predicted", 0, 0.1, (256, 2048)),
+    "bamboo-8g-2048": replace(
+        BAMBOO, what="the same, 2,048 at a time", prompts=(256, 2048), n_batch=2048, goal=0
+    ),
+    "bamboo-8g-8-sequences": replace(BAMBOO, what="the same, 8 sequences", n_seq=8, goal=0),
+    "bamboo-8g-counted-10": replace(
+        BAMBOO, what="the same, 18 % active, 10 % by its statistics", active=0.18, counted=0.1, goal=0
+    ),
     "falcon-8g": Row(
         "Falcon-40B F16, 20 layers, 5 % active", "falcon-40b", "F16", 8.4, "predicted", 20, 0.05, (64,), 60
     ),
@@ -127,26 +148,42 @@ ROWS = {
     "llama-dense": DENSE,
     "llama-dense-16k": replace(DENSE, what="the same, 16,384 positions", depth=16384, goal=165),
     "llama-sparse": SPARSE,
+    "llama-sparse-8-sequences": replace(SPARSE, what="the same, 8 sequences", n_seq=8, goal=0),
     "llama-sparse-two-gpus": replace(SPARSE, what="the same, over two GPUs", budget=10, gpus=2),
     "llama-q4-dense": Q4_DENSE,
     "llama-q4-dense-two-replicas": replace(
         Q4_DENSE, what="the same, 64 sequences on each of two GPUs", n_seq=64, replicas=2, goal=0
     ),
     **{
-        f"llama-{name}-{n}-sequences": replace(
+        f"llama-{name}-{n}-sequences{form}": replace(
             DENSE,
-            what=f"Llama-2-7B {type}, all resident, {n} sequences",
+            what=f"Llama-2-7B {type}{', an ordinary file' * bool(form)}, all resident, {n} sequences",
             type=type,
             n_seq=n,
             depth=1,
             goal=goal,
+            plain=bool(form),
+            widths=n == 64,
         )
-        for name, type, goals in (
-            ("dense", "F16", (3200, 6000, 10000)),
-            ("q4-dense", "Q4_0", (4000, 6000, 9000)),
-            ("q4-k-dense", "Q4_K_M", (4000, 6000, 9000)),
+        for name, type, form, goals in (
+            ("dense", "F16", "", (0, 3200, 6000, 10000)),
+            ("q4-dense", "Q4_0", "", (0, 4000, 6000, 9000)),
+            ("q4-dense", "Q4_0", "-plain", (0, 4000, 6000, 9000)),
+            ("q4-k-dense", "Q4_K_M", "", (0, 4000, 6000, 9000)),
+            ("q4-k-dense", "Q4_K_M", "-plain", (0, 4000, 6000, 9000)),
         )
-        for n, goal in zip((16, 32, 64), goals, strict=True)
+        for n, goal in zip((8, 16, 32, 64), goals, strict=True)
+    },
+    **{
+        f"llama-dense-{n}-sequences-{depth}": replace(
+            DENSE,
+            what=f"Llama-2-7B F16, {n} sequences of {depth:,} positions",
+            n_seq=n,
+            depth=depth,
+            budget=budget,
+            goal=0,
+        )
+        for n, depth, budget in ((16, 512, 40), (64, 512, 60), (16, 2048, 60), (64, 2048, 120))
     },
     "qwen3-8g": QWEN3,
     "qwen3-8g-skew-0": replace(QWEN3, what="the same, skew 0", skew=0, goal=0),
@@ -161,6 +198,9 @@ ROWS = {
     "qwen3-8g-8-sequences": replace(QWEN3, what="the same, 8 sequences", n_seq=8, goal=350),
     "qwen3-3g": replace(QWEN3, what="the same, most experts in host memory", budget=3.1, goal=72),
     "qwen3-resident": replace(QWEN3, what="the same, all resident", budget=40, goal=420),
+    "qwen3-resident-64-sequences": replace(
+        QWEN3, what="the same, 64 sequences", budget=40, n_seq=64, depth=1, goal=0, widths=True
+    ),
     "smallthinker-8g": SMALLTHINKER,
     "smallthinker-resident": replace(SMALLTHINKER, what="the same, all resident", budget=40, goal=400),
     "smallthinker-8g-by-neuron": replace(SMALLTHINKER, what="the same, down by neuron", by_neuron=True),
@@ -198,7 +238,9 @@ def measure_ceilings(threads: int) -> Ceilings:
 
 def make_model(row: Row, folder: Path) -> Path:
     of_router = "" if row.skew < 0 else f"-{row.skew:g}-{row.rho:g}-{row.statistics}"
-    form = "-by-neuron" if row.by_neuron else ""
+    form = "-by-neuron" if row.by_neuron else "-plain" if row.plain else ""
+    if row.counted:
+        form += f"-counted-{row.counted:g}"
     path = folder / f"{row.shape}-{row.layers}-{row.type}-{row.active:g}{of_router}{form}.gguf"
     if path.exists():
         return path
@@ -208,8 +250,10 @@ def make_model(row: Row, folder: Path) -> Path:
     command = [sys.executable, str(script), row.shape, "--type", row.type, "--active", str(row.active)]
     if row.layers:
         command += ["--layers", str(row.layers)]
+    if row.counted:
+        command += ["--counted", str(row.counted)]
     if row.skew < 0:
-        command += ["--format", "powerinfer"]
+        command += ["--format", "gguf" if row.plain else "powerinfer"]
     else:
         command += ["--skew", str(row.skew), "--rho", str(row.rho), "--statistics", row.statistics]
     if row.by_neuron:
@@ -242,6 +286,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "n_layer": len(plan.layers),
         "hot_share": plan.hot_share,
         "carried": plan.carried,
+        "n_batch": plan.settings.n_batch,
         "in_place": sum(len(layer.pcie) for layer in plan.layers),
         "head_on_gpu": plan.head_on_device,
         "gib": plan.bytes.total / GIB,
@@ -335,13 +380,13 @@ SETTLE_S = 1.0
 """How long decoding goes on beside busy cores before it is timed."""
 
 
-def step(s: Session, row: Row, rng: np.random.Generator) -> float:
-    """Seconds of one more token of each sequence."""
-    sequences = range(row.n_seq)
+def step(s: Session, row: Row, rng: np.random.Generator, n: int = 0) -> float:
+    """Seconds of one more token of each sequence, or of the first n."""
+    sequences = range(n or row.n_seq)
     if max(map(s.length, sequences)) > row.depth + 500:
         for seq in sequences:
             s.cut(row.depth, seq=seq)
-    ids = rng.integers(3, s.model.info.n_vocab - 1, row.n_seq, dtype=np.int32)
+    ids = rng.integers(3, s.model.info.n_vocab - 1, len(sequences), dtype=np.int32)
     start = time.perf_counter()
     s.feed(ids, seq=list(sequences), want_logits=True)
     return time.perf_counter() - start
@@ -365,6 +410,46 @@ def measure_busy(s: Session, row: Row, n_tokens: int, busy: Sequence[int]) -> di
             "longest_ms": [1e3 * seconds for seconds in sorted(times)[-5:]],
         }
     return rates
+
+
+def measure_widths(s: Session, row: Row) -> dict[int, float]:
+    """Tokens per second by the number of sequences, by the fastest fifth of the steps: what other programs of
+    the host take is no property of a number."""
+    rng, times = np.random.default_rng(4), {n: list[float]() for n in range(1, row.n_seq + 1)}
+    for turn in range(4):
+        for n in sorted(times, reverse=turn % 2 == 1):
+            for seq in range(n):
+                s.cut(row.depth, seq=seq)
+            steps = [step(s, row, rng, n) for _ in range(WIDTH_STEPS)]
+            times[n] += steps[2:]  # the first ones of a number may record a graph
+    return {n: n / sorted(own)[len(own) // 5] for n, own in times.items()}
+
+
+WIDTH_STEPS = 8
+
+
+def fewer(widths: dict[int, float]) -> dict[int, float]:
+    """Numbers of sequences that make fewer tokens/s than one less, and by which share."""
+    return {n: 1 - rate / widths[n - 1] for n, rate in widths.items() if n > 1 and rate < widths[n - 1]}
+
+
+def measure_plans(row: Row, path: Path, threads: int) -> list[dict[str, float]]:
+    """What a plan expects, and what its first tokens made; before and after these corrected it."""
+    out = []
+    with Llama(path, vram_budget=row.budget, n_ctx=512, n_threads=threads, verbose=False) as llm:
+        for _ in range(3):
+            llm.create_completion([1], max_tokens=FIRST + 20, temperature=1.0)
+            plan = llm.plan
+            assert plan is not None
+            measured = plan.expected.measured
+            out.append(
+                {
+                    "expected_tokens_per_s": plan.expected.tokens_per_s,
+                    "measured_tokens_per_s": measured.tokens_per_s if measured else 0,
+                    "hot_share": plan.hot_share,
+                }
+            )
+    return out
 
 
 @contextmanager
@@ -394,11 +479,10 @@ def measure(
 ) -> dict[str, Any]:
     """idle: MiB that each GPU's memory held before this process used it."""
     before = measure_ceilings(threads)
-    n_batch = max(512, *row.prompts)
     n_gpus = max(row.gpus, row.replicas)
     facts = [machine.device_facts("cuda", i, measure=True) for i in range(n_gpus)]
     n_ctx = max(*row.prompts, row.depth) + 512 * row.n_seq + row.depth * (row.n_seq - 1)
-    settings = Settings(n_ctx=n_ctx, n_batch=min(n_batch, 2048), sparsity=row.sparsity)
+    settings = Settings(n_ctx=n_ctx, n_seq=row.n_seq, n_batch=row.n_batch, sparsity=row.sparsity)
     rng = np.random.default_rng(1)
     with Model(path) as model:
         rates = device_rates(facts, zero_copy=row.zero_copy)
@@ -413,7 +497,7 @@ def measure(
                         plan=plan.native(model),
                         device=[f"cuda:{i + k}" for k in range(row.gpus)],
                         n_ctx=settings.n_ctx,
-                        n_batch=settings.n_batch,
+                        n_batch=plan.settings.n_batch,
                         sparsity=row.sparsity,
                         n_threads=max(threads // row.replicas, 1),
                         n_seq=row.n_seq,
@@ -451,10 +535,12 @@ def measure(
                         sides.append(by_sides(s, model, resident))
             experts = expert_uses(model, counted, count_experts(s, model), n_tokens * row.n_seq)
             beside = measure_busy(s, row, n_tokens, busy) if busy else {}
+            widths = measure_widths(s, row) if row.widths else {}
             n_layer = model.info.n_layer
             used = sum(now - then for now, then in zip(used_mib()[:n_gpus], idle, strict=False))
             own = sum(one.info.n_device_bytes for one in sessions) / GIB
     after = measure_ceilings(threads)
+    corrected = measure_plans(row, path, threads) if row.counted else []
     all_times = [times, *(own[row.n_warm :] for own in of_others)]
     ms = 1e3 * statistics.median(times)
     side = {name: statistics.median(one[name] for one in sides) for name in sides[0]}
@@ -468,6 +554,8 @@ def measure(
         "tokens_per_s": sum(row.n_seq / statistics.median(own) for own in all_times),
         "mean_tokens_per_s": sum(row.n_seq / statistics.fmean(own) for own in all_times),
         "busy": beside,
+        "widths": widths,
+        "plans": corrected,
         "goal_here": row.goal * (1 if resident else (before.cpu + after.cpu) / 2 / GOAL_CPU),
         "best_tokens_per_s": sum(row.n_seq / min(own) for own in all_times),
         "ms": ms,
@@ -504,7 +592,7 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
         f"prompts {prompts} tokens/s\n"
         f"  plan: {p['layers_on_gpu']} of {p['n_layer']} layers, {p['hot_share']:.0%} of the {unit}, "
         f"{p['carried']:.0%} of those computed, {p['in_place']} read in place, {p['gib']:.2f} GiB, "
-        f"{p['expected_tokens_per_s']:.0f} tokens/s expected\n"
+        f"{p['expected_tokens_per_s']:.0f} tokens/s expected; {p['n_batch']} tokens of a prompt at a time\n"
         f"  GPU memory: {r['gpu_used_gib']:.2f} GiB by the driver, {r['gpu_counted_gib']:.2f} counted; "
         f"opened in {r['open_s']:.1f} s; active {r['active']:.0f} a layer, {r['active_gpu']:.0f} on the GPU, "
         f"{r['foreseen']:.0f} fetched ahead\n"
@@ -521,6 +609,16 @@ def show(name: str, row: Row, r: dict[str, Any]) -> None:
             f"{rate['mean_tokens_per_s'] / quiet:.2f} of the quiet one ({1 - n / machine.cores():.2f} of the "
             f"cores are left), median {rate['median_tokens_per_s']:.1f}, longest steps "
             f"{', '.join(f'{ms:.1f}' for ms in rate['longest_ms'])} ms",
+            flush=True,
+        )
+    if widths := r["widths"]:
+        shown = ", ".join(f"{n}: {rate:,.0f}" for n, rate in widths.items())
+        less = ", ".join(f"{n} ({share:.1%})" for n, share in fewer(widths).items()) or "none"
+        print(f"  sequences: {shown}\n  fewer tokens/s than with one less: {less}", flush=True)
+    for p in r["plans"]:
+        print(
+            f"  a plan as `Llama` has it, {p['hot_share']:.0%} of the neurons: "
+            f"{p['expected_tokens_per_s']:.0f} tokens/s expected, {p['measured_tokens_per_s']:.0f} measured",
             flush=True,
         )
     e = r["experts"]

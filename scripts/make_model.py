@@ -298,16 +298,20 @@ def write(
     *,
     rank: int = 1024,
     active: float = 0.1,
+    counted: float = 0,
     activation: str = "",
     predictor_type: str = "",
     pure: bool = False,
     seed: int = 1,
 ) -> None:
-    """Writes the forms that `paths` names ("gguf", "powerinfer"), with the same weights. Raises FileError."""
+    """Writes the forms that `paths` names ("gguf", "powerinfer"), with the same weights. Raises FileError.
+
+    counted: what the counts in the file say of `active`; 0: the truth."""
     mixture, forms = find_mixture(mixture), list(paths)
-    counted, layer, outer = np.random.SeedSequence(seed).spawn(3)
-    shares = firing(np.random.default_rng(counted), s.n_ff, active)
-    fired = np.rint(shares.astype(np.float64) * N_TOKENS).astype(np.uint64)
+    own, layer, outer = np.random.SeedSequence(seed).spawn(3)
+    shares = firing(np.random.default_rng(own), s.n_ff, active)
+    said = firing(np.random.default_rng(own), s.n_ff, counted) if counted else shares
+    fired = np.rint(said.astype(np.float64) * N_TOKENS).astype(np.uint64)
     counts = Counts(counts=np.tile(fired, (s.n_layer, 1)), n_tokens=N_TOKENS)
     lists = {form: tensors(s, form, rank) for form in forms}
     metas = {form: keys(s, name, form, activation, MIXTURES[mixture][0], counts) for form in forms}
@@ -357,6 +361,12 @@ def main() -> int:
         type=float,
         metavar="X",
         help="mean share of active neurons (default 0.1; of the experts of ReLU models 0.4)",
+    )
+    p.add_argument(
+        "--counted",
+        type=float,
+        metavar="X",
+        help="the mean share by the counts in the file, whatever --active is; in the same order",
     )
     p.add_argument(
         "--skew",
@@ -415,11 +425,12 @@ def _n_layer(p: argparse.ArgumentParser, a: argparse.Namespace, most: int) -> in
     return a.layers or most
 
 
-def _active(p: argparse.ArgumentParser, a: argparse.Namespace, default: float) -> float:
-    """The mean share of active neurons."""
-    if a.active is not None and not 0 < a.active < 0.9:
-        p.error(f"--active {a.active} is not between 0 and 0.9")
-    return default if a.active is None else float(a.active)
+def _share(p: argparse.ArgumentParser, a: argparse.Namespace, name: str, default: float) -> float:
+    """The mean share of active neurons that an option gives."""
+    given = getattr(a, name)
+    if given is not None and not 0 < given < 0.9:
+        p.error(f"--{name} {given} is not between 0 and 0.9")
+    return default if given is None else float(given)
 
 
 def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path]:
@@ -442,7 +453,7 @@ def _write_mixture(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Pa
             a.shape,
             a.type,
             law,
-            active=_active(p, a, 0.4),
+            active=_share(p, a, "active", 0.4),
             pure=a.pure,
             by_neuron=form == "powerinfer",
             statistics=a.statistics,
@@ -481,7 +492,8 @@ def _write_dense(p: argparse.ArgumentParser, a: argparse.Namespace) -> list[Path
         a.shape,
         a.type,
         rank=a.rank,
-        active=_active(p, a, 0.1),
+        active=_share(p, a, "active", 0.1),
+        counted=_share(p, a, "counted", 0),
         activation=a.activation,
         predictor_type=a.predictor_type,
         pure=a.pure,

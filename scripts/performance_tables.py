@@ -445,8 +445,9 @@ def gpu_prompt_table(folder: Path) -> str:
 def row_title(row: Row) -> str:
     """A model's name without what other columns say."""
     layers = f", {row['layers']} layers" if row["layers"] else ""
-    chunk = min(max(row["prompts"]), 2048)
-    return f"{row['shape']} {row['type']}{layers}" + (f", chunks of {chunk}" if chunk > 512 else "")
+    several = f", {row['n_seq']} sequences" if row.get("n_seq", 1) > 1 else ""
+    chunk = row["plan"].get("n_batch") or min(max(row["prompts"]), 2048)
+    return f"{row['shape']} {row['type']}{layers}{several}" + (f", chunks of {chunk}" if chunk > 512 else "")
 
 
 def commands(folder: Path) -> Iterator[str]:

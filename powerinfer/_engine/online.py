@@ -69,7 +69,7 @@ class Placement(ABC):
                 tokens_per_s=FIRST * 1e6 / self._us if self._us else 0.0,
                 computed=tuple(float(n) / FIRST for n in self.computed),
             )
-            self._loader.plan = replace(plan, measured=measured)
+            self._loader.plan = replace(plan, expected=replace(plan.expected, measured=measured))
         return self.n_seen < FIRST
 
     def is_due(self, session: Session, patience: int = 1) -> bool:

@@ -193,6 +193,7 @@ def test_the_first_tokens_correct_a_plan(path: Path, monkeypatch: pytest.MonkeyP
         assert answer(llm, 0, 30)[0] == answer(still, 0, 30)[0]
         measured = llm.plan.measured
         assert measured is not None and measured.n_tokens == 20 and measured.tokens_per_s > 0
+        assert llm.plan.expected.measured is measured and llm.plan.expected.tokens_per_s > 0
         assert len(measured.computed) == n_layer
         assert sum(measured.computed) > 5 * expected  # all rows are computed on the way to what is zero
         assert llm.session is first

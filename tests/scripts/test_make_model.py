@@ -148,6 +148,22 @@ def test_counts_are_those_of_the_planted_law(shape: str, tmp_path: Path) -> None
                 assert fired[hot].mean() == pytest.approx(expected[layer][hot].mean(), rel=0.1)
 
 
+def test_counts_may_say_another_share(tmp_path: Path) -> None:
+    """Statistics that a predictor does not keep to: the same weights, the same order, another mean."""
+    s = make_model.SHAPES["tiny-llama"]
+    paths = [tmp_path / "true.gguf", tmp_path / "other.gguf"]
+    for path, counted in zip(paths, (0.0, 0.1), strict=True):
+        make_model.write({"powerinfer": path}, s, "t", "F16", rank=64, active=0.18, counted=counted)
+    with ModelFile(paths[0]) as true, ModelFile(paths[1]) as other:
+        said = [read_counts(file) for file in (true, other)]
+        assert all((true.raw(t.name) == other.raw(t.name)).all() for t in true.tensors)
+    assert said[0] is not None and said[1] is not None
+    means = [counts.counts.mean() / counts.n_tokens for counts in said]  # type: ignore[union-attr]
+    assert means == [pytest.approx(0.18, rel=1e-3), pytest.approx(0.1, rel=1e-3)]
+    order = np.lexsort((said[1].counts[0], said[0].counts[0]))
+    assert (np.diff(said[1].counts[0][order].astype(np.int64)) >= 0).all()
+
+
 def test_deep_layers_are_as_sparse_as_the_first(tmp_path: Path) -> None:
     shape = replace(make_model.SHAPES["tiny-llama"], n_layer=60)
     make_model.write({"powerinfer": tmp_path / "m.gguf"}, shape, "deep", "F16", rank=129, active=ACTIVE)
@@ -198,6 +214,7 @@ def test_the_program_writes_a_dense_file(tmp_path: Path) -> None:
         (["--type", "Q9"], "Q9"),
         (["--layers", "3"], "1 to 2"),
         (["--active", "1.5"], "0.9"),
+        (["--counted", "-1"], "0.9"),
         (["--rank", "2"], "1024 neurons"),
     ],
 )

@@ -169,6 +169,8 @@ class Expectation:
     """Weights of the layers that are not on the device."""
     prompt_us: float
     """What bringing those over PCIe takes: the least for each n_batch tokens of a long prompt."""
+    measured: Measured | None = None
+    """Beside all that: of the plan of an open model, once it made 200 tokens, one at a time; not in files."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -332,7 +334,7 @@ def _read(plan: Any, asked: Settings) -> Result:
     _native.check(_native.lib.pi_plan_get_info(plan, i))
     sizes = {name: getattr(i, name) for name in ("n_ctx", "n_pool", "n_seq", "n_batch")}
     settings = replace(asked, **sizes, sparsity=name_of(SPARSITY, i.sparsity))
-    names = [field.name for field in fields(Expectation)]
+    names = [field.name for field in fields(Expectation) if field.name != "measured"]
     return Result(
         settings=settings,
         layers=tuple(_read_layer(plan, index) for index in range(i.n_layer)),

@@ -116,7 +116,7 @@ class Plan:
     follows it. `to_json` of equal plans is equal.
 
         plan = Llama("model.gguf", vram_budget=8).plan
-        plan.hot_share, plan.bytes.total, plan.expected.tokens_per_s
+        plan.hot_share, plan.bytes.total, plan.expected.tokens_per_s, plan.expected.measured
     """
 
     model: Identity
@@ -140,8 +140,6 @@ class Plan:
     full_bytes: int
     """The budget that holds everything."""
     expected: Expectation
-    measured: Measured | None = None
-    """Of the plan of an open model, once it made 200 tokens, one at a time; not in files."""
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -162,6 +160,11 @@ class Plan:
     def statistics_source(self) -> str:
         """Where it is known from which neurons are hot: `statistics`."""
         return self.statistics
+
+    @property
+    def measured(self) -> Measured | None:
+        """What the first tokens took: `expected.measured`."""
+        return self.expected.measured
 
     @property
     def n_hot(self) -> int:
@@ -284,7 +287,7 @@ class Plan:
                 "min_bytes": self.min_bytes,
                 "full_bytes": self.full_bytes,
                 "bytes": _plain(self.bytes),
-                "expected": _plain(self.expected),
+                "expected": _plain(self.expected, ("measured",)),
                 "layers": layers,
             },
             allow_nan=False,
@@ -476,7 +479,7 @@ def as_table(plan: Plan) -> dict[str, Any]:
         "head_on_device": plan.head_on_device,
         "head_device": plan.head_device,
         "devices": [asdict(device) for device in plan.devices],
-        "expected": asdict(plan.expected) | {"tokens_per_s": plan.expected.tokens_per_s},
+        "expected": _plain(plan.expected, ("measured",)) | {"tokens_per_s": plan.expected.tokens_per_s},
         "n_hot": plan.n_hot,
         "hot_share": plan.hot_share,
         "carried": plan.carried,

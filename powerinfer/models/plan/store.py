@@ -151,7 +151,7 @@ def from_json(text: str, name: str = "the text") -> Plan:
         bytes=t.part(PlanBytes, table.get("bytes")),
         min_bytes=t.value(table, "min_bytes", int),
         full_bytes=t.value(table, "full_bytes", int),
-        expected=t.part(Expectation, table.get("expected")),
+        expected=t.part(Expectation, table.get("expected"), ("measured",)),
     )
     _fit(t, plan)
     return plan

@@ -1,0 +1,65 @@
+"""bench_gpu.py's rows, and what it measures besides, on the CPU and the stand-in."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from powerinfer import Llama
+from powerinfer._engine import online
+from powerinfer._engine.session import Model, Session
+from tests import models
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import bench_gpu  # noqa: E402
+import make_dense  # noqa: E402
+import make_mixture  # noqa: E402
+import make_model  # noqa: E402
+
+
+def test_every_row_has_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows share a file only where make_model.py is called alike for both; and it knows all options."""
+    made: dict[str, list[str]] = {}
+
+    def run(command: list[str], **_: object) -> None:
+        made.setdefault(command[-1], command[2:-1])
+        assert made[command[-1]] == command[2:-1]
+        parser_of = {"--format", "--layers", "--type", "--active", "--counted", "--skew", "--rho"}
+        assert {word for word in command[3:-2] if word.startswith("--")} <= parser_of | {"--statistics"}
+
+    monkeypatch.setattr(bench_gpu.subprocess, "run", run)
+    shapes = {*make_model.SHAPES, *make_mixture.SHAPES, *make_dense.SHAPES}
+    for name, row in bench_gpu.ROWS.items():
+        assert row.shape in shapes, name
+        bench_gpu.make_model(row, tmp_path)
+    assert len(made) > 5
+
+
+def test_fewer_tokens_with_one_sequence_more() -> None:
+    assert bench_gpu.fewer({1: 10.0, 2: 20.0, 3: 15.0, 4: 16.0}) == {3: 0.25}
+
+
+def test_all_numbers_of_sequences_are_measured(relu_path: Path) -> None:
+    row = bench_gpu.replace(bench_gpu.DENSE, n_seq=3, depth=1)
+    with Model(relu_path) as model, Session(model, n_ctx=256, n_pool=1024, n_seq=3, n_threads=1) as s:
+        for seq in range(3):
+            s.feed([5], seq=seq)
+        rates = bench_gpu.measure_widths(s, row)
+        assert list(rates) == [1, 2, 3] and all(rate > 0 for rate in rates.values())
+        assert max(map(s.length, range(3))) <= row.depth + bench_gpu.WIDTH_STEPS
+
+
+def test_what_first_tokens_make_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = models.SPECS["llama-relu"]
+    path = models.write_sparse(tmp_path / "m.gguf", spec, models.draw_predictor(spec), 0.0)
+    monkeypatch.setattr(online, "FIRST", 20)
+    monkeypatch.setattr(bench_gpu, "FIRST", 20)
+    monkeypatch.setattr(bench_gpu, "Llama", partial(Llama, devices="host", seed=1, n_batch=16))
+    row = bench_gpu.replace(bench_gpu.BAMBOO, budget=0.002)
+    plans = bench_gpu.measure_plans(row, path, 1)
+    assert len(plans) == 3 and all(plan["measured_tokens_per_s"] > 0 for plan in plans)
