@@ -5,7 +5,7 @@
 #
 # MODELS: a folder for the models, which scripts/make_model.py writes where they are missing (32 GB). OUT: a folder for
 # the raw results, JSON lines; scripts/performance_tables.py makes tables of them. PARTs (all): decode sparse squared copied whole
-# depth many prompt isa peers mixtures kernels llama threads peak.
+# depth many widths prompt short isa peers mixtures kernels llama threads peak.
 #
 # PYTHON    the Python with powerinfer, and with llama-cpp-python for "peers"
 # PEERS     folders with other builds of llama-cpp-python, named after their instruction sets (native avx512 avx2); those
@@ -19,7 +19,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8p' "$0" | cut -c3- >&2; exit 2; }
 models=$1 out=$2
 shift 2
-parts=${*:-decode sparse squared copied whole depth many prompt isa peers mixtures kernels llama threads peak}
+parts=${*:-decode sparse squared copied whole depth many widths prompt short isa peers mixtures kernels llama threads peak}
 scripts=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} layers=${LAYERS:-8} rounds=${ROUNDS:-5} threads=${THREADS:-1,2,4,8,16}
 mkdir -p "$models" "$out"
@@ -102,6 +102,19 @@ for part in $parts; do
     many)
         for type in F16 Q4_0; do
             bench many.jsonl "$(model $type powerinfer)" -p 0 -n 16 -np 1,2,4,8 --sparsity exact,predicted
+        done ;;
+    widths) # ordinary files; each set's kernels, of a mixture the best set's
+        for isa in $(sets | tr ' ' '\n' | grep -v bf16); do
+            for type in F16 Q4_0 Q4_K_M; do
+                POWERINFER_ISA=$isa bench widths.jsonl "$(model $type gguf)" -p 0 -n 16 -np 1,2,4,8,16,32 --sparsity dense
+            done
+        done
+        bench widths.jsonl "$(mixture qwen3-30b-a3b Q4_0)" -p 0 -n 16 -np 1,2,4,8,16,32 ;;
+    short) # short prompts beside the peer, where the last token and the first panels count most
+        for folder in ${PEERS:-""}; do
+            isa=$(basename "${folder:-native}")
+            [ "$isa" = native ] && isa=$(sets | cut -d' ' -f1)
+            POWERINFER_ISA=$isa peers short.jsonl "$(model F16 gguf)" ${folder:+--peer-path "$folder"} -p 64,128,512 -n 0 -r 5
         done ;;
     prompt)
         for type in F16 Q8_0 Q4_0 Q4_K_M; do

@@ -178,6 +178,20 @@ def mixtures_many_table(folder: Path) -> str:
     return many_table(folder, "mixtures-many")
 
 
+def widths_table(folder: Path) -> str:
+    """Tokens per second by the number of sequences, a line for each file and instruction set."""
+    rates: dict[tuple[str, str], dict[int, float]] = {}
+    for row in load(folder, "widths"):
+        of_file = rates.setdefault((re.sub(r"\.gguf$", "", row["model"]), row["isa"]), {})
+        of_file[row["n_seq"]] = row["median"]
+    counts = sorted({n for of_file in rates.values() for n in of_file})
+    rows = [
+        [name, isa, *(f"{of_file[n]:.0f}" if n in of_file else "" for n in counts)]
+        for (name, isa), of_file in rates.items()
+    ]
+    return markdown(["model", "set", *map(str, counts)], rows)
+
+
 def mixtures_table(folder: Path) -> str:
     """Mixtures of experts beside the peer."""
     rows = []
@@ -480,6 +494,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "many": many_table,
     "mixtures": mixtures_table,
     "mixtures-many": mixtures_many_table,
+    "widths": widths_table,
     "prompt": prompt_table,
     "isa": isa_table,
     "peers": peers_table,

@@ -57,6 +57,18 @@ def test_the_pages_are_up_to_date(path: Path) -> None:
     assert page.count("<!-- table:") == page.count("<!-- end -->") == len(tables._TABLE.findall(page))
 
 
+def test_numbers_of_sequences_of_each_file_and_set(tmp_path: Path) -> None:
+    rows = [RUN | {"isa": isa, "n_seq": n, "median": 10.0 * n} for isa in ("amx", "avx2") for n in (1, 8)]
+    write(tmp_path, "widths", *rows, RUN | {"model": "b.gguf", "n_seq": 2})
+    assert tables.widths_table(tmp_path).splitlines() == [
+        "| model | set | 1 | 2 | 8 |",
+        "|---|---|---:|---:|---:|",
+        "| llama-2-7b-8l-Q4_K_M | amx | 10 |  | 80 |",
+        "| llama-2-7b-8l-Q4_K_M | avx2 | 10 |  | 80 |",
+        "| b | amx |  | 10 |  |",
+    ]
+
+
 def test_sequences_are_compared_with_one_of_the_same_run(tmp_path: Path) -> None:
     budget = {"budgets": [8 << 30]}
     eight = {"n_seq": 8, "median": 45.0, "tokens_per_s": 45.0}
