@@ -90,7 +90,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.write_sparse(out, spec, models.draw_predictor(spec), 0.0)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("device", ["none", "host"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_process_ends(way: str, device: str, path: Path) -> None:
