@@ -134,7 +134,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             loses less than 5 % by it.
         n_seq: conversations that `session` can hold; this object itself uses one.
         n_pool: positions that all of them share; None: n_ctx.
-        n_threads: None: physical cores.
+        n_threads: None: physical cores; beside a GPU one fewer, of four and more, for its driver.
         seed: of all random choices; None: another one each time.
         logits_all: keep the logits of every token in `scores`. In predicted mode prompts are then computed
             with the predicted neurons only, instead of all, so answers may differ.

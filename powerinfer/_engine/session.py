@@ -98,7 +98,7 @@ class Session:
         n_pool: positions that all sequences share; 0: n_ctx.
         n_seq: sequences are numbered 0..n_seq-1.
         n_batch: tokens computed together; a longer feed is cut into chunks of this many.
-        n_threads: 0: physical cores.
+        n_threads: 0: physical cores; beside a device one fewer, of four and more.
         type_k, type_v: "f32", "f16" or "q8_0".
         sparsity: "predicted" (the model's predictors choose neurons), "exact" (the gate chooses: same
             answers as dense), "dense", or "auto" (the first of those that the model can do).

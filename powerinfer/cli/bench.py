@@ -66,7 +66,9 @@ def add_arguments(parser: Parser) -> None:
     add_list("-pg", dest="both", metavar="PP,TG", help="a prompt and decoding after it, in one time")
     add_list("-d", "--depth", metavar="N,...", help="tokens that are in the context before", default="0")
     add_list("-np", "--n-sequences", metavar="N,...", help="sequences decoded together", default="1")
-    add_list("-t", "--n-threads", metavar="N,...", help="threads", default="physical cores")
+    add_list(
+        "-t", "--n-threads", metavar="N,...", help="threads", default="physical cores, beside a GPU one fewer"
+    )
     add_list("--sparsity", metavar="MODE,...", help=f"{', '.join(SPARSITY)}", default="auto")
     parser.add_argument(
         "-r", "--repetitions", type=int, metavar="N", default=3, help="runs of each test (default 3)"
@@ -130,7 +132,6 @@ def main(args: argparse.Namespace) -> int:
     )
     if args.mtp or args.draft_model is not None:
         return bench_drafts(args)
-    threads = numbers("-t", args.n_threads, least=1) if args.n_threads else [machine.cores()]
     asked = _modes(args.sparsity or ["auto"])
     path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
     n_ctx = max(DIGEST_TOKENS, *(case.n_positions for case in wanted))
@@ -138,6 +139,9 @@ def main(args: argparse.Namespace) -> int:
     sizes["n_pool"] = max(n_ctx, *(pool_size(case.n_seq, case.n_positions) for case in wanted))
     on_cpu = args.vram_budget is None and args.devices is None
     chosen = None if on_cpu else choose_devices(args.vram_budget, args.devices)
+    # Beside a device as many as a session takes by itself, which leaves a core to the driver.
+    usual = machine.cores() if chosen is None else 0
+    threads = numbers("-t", args.n_threads, least=1) if args.n_threads else [usual]
     results: list[Result] = []
     start = time.perf_counter()
     digests: dict[tuple[int, str], str] = {}
@@ -166,17 +170,18 @@ def main(args: argparse.Namespace) -> int:
 
         # A plan is made for a mode: with devices, each mode has a session of its own.
         turns = [(n, modes) for n in threads for modes in ([[m] for m in asked] if chosen else [asked])]
-        for n_threads, together in turns:
+        for asked_threads, together in turns:
             loader = Loader(
                 model,
                 devices=chosen,
-                n_threads=n_threads,
+                n_threads=asked_threads,
                 sparsity=together[0],
                 type_k=None,
                 type_v=None,
                 **sizes,
             )
             with loader.open() as session:
+                n_threads = session.info.n_threads
                 about["n_batch"] = session.info.n_batch
                 if loader.plan is not None:
                     about["plan"] = summary(loader.plan)

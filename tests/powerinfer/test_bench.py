@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from powerinfer._engine import machine
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
 from powerinfer.errors import ArgumentError, ClosedError
@@ -128,6 +129,19 @@ def test_a_probe_reads_with_the_threads_of_its_session() -> None:
             session.read_probe(1 << 20, 0)
     with pytest.raises(ClosedError):
         probe.next()
+
+
+def test_threads_beside_a_device_are_those_of_a_session(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which leaves a core to the driver where there are four or more; on the CPU it is all of them."""
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    with Model("demo") as model, Session(model, n_ctx=64) as session:
+        usual = session.info.n_threads
+    words = "demo -p 8 -n 0 -r 1 --no-warmup"
+    assert [r["threads"] for r in printed(words, capsys)] == [1]
+    out = printed(f"{words} --vram-budget 1 --devices host", capsys)
+    assert [r["threads"] for r in out] == [usual - (usual >= 4)]
 
 
 def test_a_result_says_how_to_repeat_it(capsys: Captured) -> None:

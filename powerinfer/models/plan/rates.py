@@ -23,7 +23,7 @@ ZERO_COPY_SHARE = 0.6
 """Of the rate at which a GPU is measured to read host memory. Scattered rows reach 0.9; too few of them
 cost little, too many make a CPU wait that is faster than it was estimated."""
 CPU_SHARE = 0.8
-"""Of the read rate that is measured here, what decoding reaches: 0.77 to 0.81 (ARCHITECTURE.md)."""
+"""Of the read rate that is measured here, what decoding reaches: 0.77 to 0.81."""
 _MEASURE_BYTES = 1 << 30  # more than most last-level caches
 _DEFAULT_CARD = "RTX 4090"
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
