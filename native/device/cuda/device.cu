@@ -208,11 +208,14 @@ void close(pi_device *dev) {
  * there was a context already, whose larger stacks are its maker's. */
 enum { MAX_GPUS = 64 };
 constexpr uint64_t usual_context_bytes = 310u << 20, least_context_bytes = 64u << 20;
+/* More is other programs' that began to use the GPU meanwhile. */
+constexpr uint64_t most_context_bytes = 1u << 30;
 uint64_t context_bytes[MAX_GPUS];
 
 void count_context(Cuda *c, int32_t index, uint64_t before, uint64_t after) {
     uint64_t *known = &context_bytes[index % MAX_GPUS], n = __atomic_load_n(known, __ATOMIC_RELAXED);
-    if (before && after > before && after - before > least_context_bytes) n = after - before;
+    const uint64_t took = before && after > before ? after - before : 0;
+    if (took > least_context_bytes && took < most_context_bytes) n = took;
     if (!n) n = usual_context_bytes;
     __atomic_store_n(known, n, __ATOMIC_RELAXED);
     c->used_bytes = n;
