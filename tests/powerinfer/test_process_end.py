@@ -95,7 +95,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_process_ends(way: str, device: str, path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + WAYS[way], str(path), device],
+        # Python 3.12 warns of a fork beside threads, which is what is tried here.
+        [
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            BEGIN + WAYS[way],
+            str(path),
+            device,
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_PERTURB_": "165"},
         capture_output=True,
         text=True,
