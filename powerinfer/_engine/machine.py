@@ -189,6 +189,16 @@ def gpus() -> GpuDriver:
     )
 
 
+_MOST_CONTEXT = 1 << 30
+
+
+def context_taken(free_before: int, free_after: int) -> int:
+    """What opening a device took of its memory; 0 where that cannot be seen, as other programs took more
+    meanwhile than a context does."""
+    taken = max(free_before - free_after, 0)
+    return taken if taken < _MOST_CONTEXT else 0
+
+
 def device_facts(kind: str, index: int = 0, *, measure: bool = False) -> DeviceFacts:
     """Opens a device ("cuda" or "host"), looks, and closes it again.
 
@@ -198,6 +208,6 @@ def device_facts(kind: str, index: int = 0, *, measure: bool = False) -> DeviceF
     number = number_of("device", DEVICE, kind)
     before = gpus().gpus[index : index + 1] if kind == "cuda" else ()
     _native.check(_native.lib.pi_device_examine(number, index, _native.ffi.NULL, measure, native))
-    context = max(before[0].free_bytes - native.free_bytes, 0) if before else 0
+    context = context_taken(before[0].free_bytes, native.free_bytes) if before else 0
     values = _values(DeviceFacts, native, ("context_bytes",))
     return DeviceFacts(**(values | {"can_map": bool(native.can_map), "context_bytes": context}))

@@ -360,6 +360,13 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     assert _native.load_library("libm.so.6")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "taken"), [(9 << 30, 8704 << 20, 512 << 20), (9, 10, 0), (9 << 30, 4 << 30, 0)]
+)
+def test_what_other_programs_take_is_no_context(before: int, after: int, taken: int) -> None:
+    assert machine.context_taken(before, after) == taken
+
+
 def test_what_a_device_says() -> None:
     facts = machine.device_facts("host", 3, measure=True)
     assert facts.name and facts.can_map and facts.no_mapping == "" and facts.context_bytes == 0
