@@ -190,9 +190,25 @@ bool has_context(int32_t index) {
 // bytes at most, and the driver enlarges stacks for one that needs more. A context that was there before is left as it is.
 constexpr size_t stack_bytes = 128;
 
+// The runtime gives its context back in an exit handler of this library, which runs behind the destructors of libraries that
+// were loaded later. A profiler among these (torch's, by CUPTI) is told of the context's end all the same, and frees what it
+// has freed. So each context has a reference that nobody gives back: it ends with the process.
+void keep_context(int32_t index) {
+    enum { MAX_GPUS = 64 };
+    static uint32_t kept[MAX_GPUS];
+    char why[256];
+    void *context = nullptr;
+    int (*retain)(void **, int) = nullptr;
+    if (__atomic_exchange_n(&kept[index % MAX_GPUS], 1, __ATOMIC_RELAXED)) return;
+    void *library = te_os_library("libcuda.so.1", why, sizeof why);
+    if (library && te_os_symbol(library, "cuDevicePrimaryCtxRetain", (void *)&retain, sizeof retain))
+        (void)retain(&context, index);
+}
+
 te_status use_first(te_cuda *d) {
     const bool fresh = !has_context(d->info.index);
     TE_CUDA_TRY(use(d));
+    keep_context(d->info.index);
     if (fresh && cudaDeviceSetLimit(cudaLimitStackSize, stack_bytes) != cudaSuccess) (void)cudaGetLastError();
     return TE_OK;
 }
