@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ._engine import checks, machine
 from ._engine.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
-from ._engine.async_vectors import AsyncVectors, is_id
+from ._engine.async_vectors import AsyncVectors
 from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
 from ._engine.conversations import pool_on
@@ -278,14 +278,14 @@ class AsyncLlama(AsyncVectors):
         """
         given: dict[str, Any] = {**options}
         at_once = stream and self.begins_at_once(prompt, given)
-        prompts = list(prompt) if _are_several(prompt) else [prompt]
+        prompts = list(prompt) if checks.are_several(prompt) else [prompt]
         best_of = given.pop("best_of", None)
         return await self._create(Served.create_completion, prompts, stream, given, best_of, at_once=at_once)
 
     def begins_at_once(self, prompt: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> bool:
         """Whether create_completion() with these waits for nothing before it returns a stream."""
         sizes = (_size(each) for each in (prompt, options.get("stop"), options.get("stop_token_ids")))
-        if _are_several(prompt) or sum(sizes) > _SHORT:
+        if checks.are_several(prompt) or sum(sizes) > _SHORT:
             return False
         is_one = options.get("n") in (None, 1) and options.get("best_of") in (None, 1)
         return is_one and all(name in _EASY for name, value in options.items() if value is not None)
@@ -534,10 +534,6 @@ def _size(value: Any) -> int:
     if not isinstance(value, (list, tuple)) or len(value) > _SHORT:
         return _SHORT + 1
     return sum(_size(each) if isinstance(each, (str, bytes)) else 1 for each in value)
-
-
-def _are_several(prompt: Prompt | Sequence[Prompt]) -> bool:
-    return not isinstance(prompt, (str, bytes)) and len(prompt) > 0 and not is_id(prompt[0])
 
 
 def _close(all_: Sequence[Scheduler], llama: Llama) -> None:

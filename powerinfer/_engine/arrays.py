@@ -17,7 +17,10 @@ def as_int32(
     name: str, values: Sequence[int] | npt.NDArray[np.int32], n: int | None = None
 ) -> npt.NDArray[np.int32]:
     """The values as contiguous int32. Raises ArgumentError for values that do not fit, or not n of them."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise ArgumentError(f"{name} must be a sequence of integers, not of lists") from None
     if n is None and array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
         return array
     if array.size == 0:

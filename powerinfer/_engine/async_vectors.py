@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from ..errors import ArgumentError
+from . import checks
 from .arrays import Ids
 from .async_stream import Chunk
 from .embedding import POOLING
@@ -162,12 +161,11 @@ class AsyncVectors(ABC):
 
 def _texts(input: Any) -> tuple[bool, Sequence[str | Sequence[int]]]:
     """Whether it is one text, and the texts, each of which may be token ids."""
-    if isinstance(input, str) or (len(input) and is_id(input[0])):
+    if checks.are_several(input):
+        return False, input
+    if isinstance(input, str):
         return True, [input]
-    if not len(input):
+    ids = checks.token_ids("the input", input)
+    if not ids:
         raise ArgumentError("input is empty")
-    return False, input
-
-
-def is_id(value: Any) -> bool:
-    return isinstance(value, (int, np.integer))
+    return True, [ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def text(name: str, value: Any) -> str | bytes:
 def token_ids(name: str, value: Any) -> list[int]:
     """Token ids."""
     kind = type(value).__name__
-    if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not isinstance(value, Iterable):
+    if not _is_list(value):
         raise ArgumentTypeError(f"{name} is {kind}, it must be a list of token ids")
     values = value if isinstance(value, (np.ndarray, list, tuple)) else list(value)
     if any(isinstance(one, (str, bytes)) for one in values):
@@ -72,9 +72,22 @@ def prompt(value: Any) -> str | bytes | list[int]:
         raise ArgumentTypeError(
             "the prompt is a list of prompts: give one at a time, or use AsyncLlama for many at once"
         )
-    if isinstance(value, (bytearray, memoryview, dict)) or not isinstance(value, Iterable):
+    if not _is_list(value):
         raise ArgumentTypeError(f"the prompt is {type(value).__name__}, it must be text or token ids")
     return token_ids("the prompt", value)
+
+
+def are_several(value: Any) -> bool:
+    """Whether these are several texts, each of which may be token ids, and not one."""
+    if not _is_list(value) or not isinstance(value, Collection):
+        return False
+    return not isinstance(next(iter(value), 0), (int, np.integer))
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it may be a list of token ids; arrays without dimensions are none."""
+    no_lists = (str, bytes, bytearray, memoryview, Mapping, Set)
+    return isinstance(value, Iterable) and not isinstance(value, no_lists) and getattr(value, "ndim", 1) > 0
 
 
 def stops(value: Any) -> list[str]:

@@ -42,6 +42,12 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "halves": (lambda m: m([1.5, 2], **ONE), "the prompt holds numbers that are not whole"),
     "truth": (lambda m: m([True], **ONE), "the prompt holds numbers that are not whole"),
     "mapping": (lambda m: m({"a": 1}, **ONE), "the prompt is dict"),
+    "set": (lambda m: m({3, 4}, **ONE), "the prompt is set"),
+    "lists to generate": (
+        lambda m: next(m.generate([[3, 4], [5]])),
+        "tokens must be a sequence of integers, not of lists",
+    ),
+    "lists to eval": (lambda m: m.eval([[3, 4], [5]]), "not of lists"),
     "suffix": (lambda m: m("a", 5, **ONE), "suffix is 5, it must be text"),
     "1.5 tokens": (lambda m: m("a", max_tokens=1.5), "max_tokens is 1.5, it must be a whole number"),
     "text tokens": (lambda m: m("a", max_tokens="5"), "max_tokens is '5', it must be a whole number"),
@@ -142,9 +148,26 @@ def test_many_at_the_same_time(relu_path: Any) -> None:
                 ("a", {"max_tokens": 1.5}, "max_tokens is 1.5"),
                 ("a", {"stop": 5}, "stop is 5"),
                 ("a", {"seed": "x"}, "seed is 'x'"),
+                (None, {}, "the prompt is NoneType, it must be text or token ids"),
+                ({"a": 1}, {}, "the prompt is dict"),
+                ({3, 4}, {}, "the prompt is set"),
+                (np.array(3), {}, "the prompt is ndarray"),
+                (["a", None], {}, "the prompt is NoneType"),
             ):
                 with pytest.raises(PowerInferError, match=says):
                     await llm.create_completion(prompt, **options)  # type: ignore[arg-type]
+            for wrong, says in (
+                (None, "the input is NoneType, it must be a list of token ids"),
+                ({"a": 1}, "the input is dict"),
+                (b"ab", "the input is bytes"),
+                ([1.5], "must be a sequence of integers"),
+                ([], "input is empty"),
+            ):
+                with pytest.raises(PowerInferError, match=says):
+                    await llm.embed(wrong)  # type: ignore[arg-type]
+            several = await llm.embed(np.array([[3, 4], [5, 6]]))  # type: ignore[arg-type]
+            assert several == [await llm.embed([3, 4]), await llm.embed((5, 6))]
+            assert await llm.embed(iter([3, 4])) == several[0]  # type: ignore[arg-type]
 
     asyncio.run(ask())
 
