@@ -13,7 +13,7 @@ import pytest
 from powerinfer import ArgumentError
 from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import engine
-from tests.gpu import test_hybrid_gpu
+from tests.gpu import test_hybrid_devices_gpu
 from tests.native.hybrid import (
     DEEP,
     IDS,
@@ -157,9 +157,9 @@ def test_the_gpu_s_test_knows_the_table_of_a_device() -> None:
     """tests/gpu calls a table by its own declaration, which no compiler compares with the header's."""
     header = Path(__file__).parents[2].joinpath("native/device/device.h").read_text()
     table = re.search(r"typedef struct pi_device_ops \{(.*?)\} pi_device_ops;", header, re.DOTALL)
-    declared = re.search(r"uint32_t version;(.*?)\} pi_device_ops;", test_hybrid_gpu.CDEF, re.DOTALL)
+    declared = re.search(r"uint32_t version;(.*?)\} pi_device_ops;", test_hybrid_devices_gpu.CDEF, re.DOTALL)
     version = re.search(r"PI_DEVICE_VERSION = (\d+)", header)
-    assert table and declared and version and int(version[1]) == test_hybrid_gpu.VERSION
+    assert table and declared and version and int(version[1]) == test_hybrid_devices_gpu.VERSION
     members = re.findall(r"\(\*(\w+)\)\(", re.sub(r"/\*.*?\*/", "", table[1], flags=re.DOTALL))
     known = [name for name in re.findall(r"\*(\w+)(?=[,;)])", declared[1]) if name in members]
     assert known == members[: len(known)] and known[-1] == "merge"
