@@ -377,7 +377,7 @@ def _summary(speeds: list[float]) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """Prints a report for people, within 80 characters a line where names allow it."""
-    from powerinfer.cli.table import columns, facts, paragraph
+    from powerinfer._text.table import columns, facts, paragraph
 
     about = report["powerinfer"]
     lines = [("machine", f"{about['cpu']}, {report['threads']} threads")]

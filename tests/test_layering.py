@@ -213,6 +213,14 @@ def the_package_does_not_import_its_surfaces(path: str, text: str) -> Iterator[s
                 yield f"imports {name}"
 
 
+def the_chat_knows_no_commands(path: str, text: str) -> Iterator[str]:
+    """`powerinfer chat` opens it; what both need lies below them."""
+    if path.startswith("powerinfer/chat/") and not path.endswith("__main__.py"):
+        for name in sorted(imports(text)):
+            if re.match(r"(powerinfer|\.)?\.cli(\.|$)", name):
+                yield f"imports {name}"
+
+
 def text_knows_no_model(path: str, text: str) -> Iterator[str]:
     if path.startswith("powerinfer/_text/"):
         for name in sorted(imports(text)):
@@ -225,6 +233,7 @@ PYTHON_RULES: list[Callable[[str, str], Iterator[str]]] = [
     the_package_needs_no_training_library,
     surfaces_do_not_reach_the_engine,
     the_package_does_not_import_its_surfaces,
+    the_chat_knows_no_commands,
     text_knows_no_model,
     nothing_is_left_open,
 ]
@@ -363,6 +372,8 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from .chat import repl"),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from . import cli"),
         (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "import powerinfer.cli"),
+        (the_chat_knows_no_commands, "powerinfer/chat/chat.py", "from ..cli.options import RANGES"),
+        (the_chat_knows_no_commands, "powerinfer/chat/ui.py", "import powerinfer.cli"),
         (text_knows_no_model, "powerinfer/_text/x.py", "from .._engine.session import Session"),
         (text_knows_no_model, "powerinfer/_text/x.py", "def f():\n    from ..models import plan"),
         (text_knows_no_model, "powerinfer/_text/x.py", "import powerinfer._engine.engine"),

@@ -6,6 +6,7 @@ def generate(self, tokens, **options: Unpack[GenerateOptions]): ...
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
@@ -49,6 +50,29 @@ class SamplingOptions(TypedDict, total=False):
     dry_penalty_last_n: int
     dry_sequence_breakers: Iterable[str]
     tfs_z: float
+
+
+RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (-2, math.inf),  # llama.cpp has -1 and -2 for an answer without a limit
+    "temperature": (0, 1000),
+    "top_k": (-1, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (0.01, 1000),
+    "presence_penalty": (-1000, 1000),
+    "frequency_penalty": (-1000, 1000),
+    "penalty_last_n": (-1, math.inf),
+    "typical_p": (0, 1),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "mirostat_mode": (0, 2),
+}
+"""Of those that the command line and the chat take."""
+
+
+def in_range(least: float, most: float) -> str:
+    """What a message says that a value must be."""
+    return f"at least {least}" if most == math.inf else f"between {least} and {most}"
 
 
 class GenerationOptions(SamplingOptions, total=False):

@@ -23,6 +23,19 @@ MARKS = (
 )
 """What stands before and behind a thought, by families."""
 
+THINK = ("on", "off", "low", "medium", "high")
+"""Whether, or how much, a model thinks that can choose."""
+
+
+def template_variables(think: str | None) -> dict[str, Any]:
+    """What says so to chat templates, in the names of all families. think: one of THINK; None: as the
+    template does."""
+    if think is None:
+        return {}
+    if think in ("on", "off"):
+        return {"enable_thinking": think == "on", "thinking": think == "on"}
+    return {"reasoning_effort": think}
+
 
 def thinks(template: str) -> tuple[str, str] | None:
     """The marks of the chat template of a model that thinks so; None: it does not."""

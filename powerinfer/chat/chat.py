@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import Llama
+from .._text.reasoning import template_variables
 from .._text.terminal import Bar
-from ..cli.answers import template_variables
 from ..errors import ContextError
 from .conversation import Conversation
 from .ui import Ui

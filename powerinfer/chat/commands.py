@@ -11,8 +11,8 @@ from typing import get_args
 from rich.table import Table
 
 from .._engine.session import LayerStep, Sparsity
-from ..cli.answers import THINK
-from ..cli.table import columns
+from .._text.reasoning import THINK
+from .._text.table import columns
 from ..errors import ArgumentError
 from .chat import Chat
 from .conversation import SETTINGS, Conversation

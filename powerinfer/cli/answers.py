@@ -9,13 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._text.reasoning import THINK
 from ..errors import ArgumentError
 from .llama_cpp import add_instead
 
 if TYPE_CHECKING:
     from .._text.grammar import LlamaGrammar
-
-THINK = ("on", "off", "low", "medium", "high")
 
 
 def add_system_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,7 @@ def with_scale(text: str, where: str) -> tuple[str, float]:
 
 
 def add_think_argument(parser: argparse.ArgumentParser) -> None:
-    """`template_variables` makes variables of it."""
+    """`reasoning.template_variables` makes variables of it."""
     parser.add_argument(
         "--think",
         choices=THINK,
@@ -80,15 +79,6 @@ def add_think_argument(parser: argparse.ArgumentParser) -> None:
     )
     instead = "--think off lets a model answer without a thought"
     add_instead(parser, [(("--reasoning-budget",), 1, instead)])
-
-
-def template_variables(think: str | None) -> dict[str, Any]:
-    """For the chat template: those that templates ask for, by families."""
-    if think is None:
-        return {}
-    if think in ("on", "off"):
-        return {"enable_thinking": think == "on", "thinking": think == "on"}
-    return {"reasoning_effort": think}
 
 
 def add_form_arguments(parser: argparse.ArgumentParser) -> None:

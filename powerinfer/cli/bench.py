@@ -16,6 +16,7 @@ from .._engine.file import ModelFile, find_model
 from .._engine.loader import Loader, summary
 from .._engine.session import Model, Session, Sparsity, pool_size
 from .._engine.types import SPARSITY
+from .._text.table import columns, output_width, paragraph
 from .._text.terminal import Bar, harmless
 from ..errors import ArgumentError
 from ..models.bench import (
@@ -29,7 +30,6 @@ from ..models.bench import (
     resident_pages,
 )
 from .options import Parser, add_model, add_predictor, devices, vram_budget
-from .table import columns, output_width, paragraph
 
 if TYPE_CHECKING:
     from ..models.bench.drafts import DraftResult

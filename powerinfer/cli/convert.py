@@ -8,11 +8,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from .._engine.activations import ACTIVATIONS
+from .._text.table import columns, facts, output_width
 from .._text.terminal import Bar, one_line
 from ..errors import ArgumentError
 from .info import size
 from .options import Parser
-from .table import columns, facts, output_width
 
 if TYPE_CHECKING:
     from ..models.convert.check import Check

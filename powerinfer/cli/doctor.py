@@ -6,10 +6,10 @@ import argparse
 import json
 from dataclasses import asdict
 
+from .._text.table import facts, output_width
 from .._text.terminal import one_line
 from ..models.doctor import examine
 from .options import Parser
-from .table import facts, output_width
 
 EXAMPLES = """
 powerinfer doctor

@@ -14,12 +14,12 @@ import numpy as np
 from .._engine.activations import SILENT
 from .._engine.file import ModelFile, TensorInfo
 from .._engine.session import Model, ModelInfo
+from .._text.table import columns, facts, output_width
 from .._text.terminal import one_line
 from ..errors import FormatError, PowerInferError, UnsupportedError
 from ..models.plan.engine import Rates, Settings, compute
 from ..models.statistics import read_counts, summarise_all, summarise_all_experts
 from .options import Parser, add_model
-from .table import columns, facts, output_width
 
 EXAMPLES = """
 powerinfer info model.gguf

@@ -7,12 +7,12 @@ import json
 import time
 
 from .._engine.file import DEMO, find_model
+from .._text.table import columns, output_width
 from .._text.terminal import harmless
 from ..errors import FileError, UnsupportedError
 from ..models import hub
 from .info import size
 from .options import Parser
-from .table import columns, output_width
 
 EXAMPLES = """
 powerinfer list

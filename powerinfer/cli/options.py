@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .._engine.activations import ACTIVATIONS
+from .._engine.options import RANGES, in_range
 from ..errors import ArgumentError
 from .llama_cpp import add_always, add_instead
 
@@ -422,28 +422,6 @@ _LLAMA_CPP = {
     "mirostat_eta": ("--mirostat-lr",),
 }
 """Its names of them."""
-
-
-RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (-2, math.inf),  # llama.cpp has -1 and -2 for an answer without a limit
-    "temperature": (0, 1000),
-    "top_k": (-1, math.inf),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "repeat_penalty": (0.01, 1000),
-    "presence_penalty": (-1000, 1000),
-    "frequency_penalty": (-1000, 1000),
-    "penalty_last_n": (-1, math.inf),
-    "typical_p": (0, 1),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "mirostat_mode": (0, 2),
-}
-"""Of options that choose tokens."""
-
-
-def in_range(least: float, most: float) -> str:
-    return f"at least {least}" if most == math.inf else f"between {least} and {most}"
 
 
 _FLAGS = {"type_k": "cache-type-k", "type_v": "cache-type-v", "use_mlock": "mlock"}

@@ -15,12 +15,12 @@ from typing import Any
 
 from .._engine.file import ModelFile
 from .._engine.session import Model, Session
+from .._text.table import columns, output_width
 from .._text.terminal import Bar
 from ..errors import ArgumentError
 from ..models.corpus import Corpus, read_corpus
 from ..models.perplexity import Perplexity, compare, plan_chunks
 from .options import SPARSITY, Parser, add_activation, add_model, add_predictor
-from .table import columns, output_width
 
 N_CTX = 512
 EXAMPLES = """

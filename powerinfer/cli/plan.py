@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from .._engine.session import Model
+from .._text.table import columns, facts, output_width
 from .._text.terminal import one_line
 from ..errors import ArgumentError
 from ..models.plan import (
@@ -30,7 +31,6 @@ from ..models.plan.picture import draw
 from ..models.plan.plan import GIB
 from .options import SPARSITY, Parser, add_model
 from .plan_text import about, comparison, headline, show, span, wrapped
-from .table import columns, facts, output_width
 
 EXAMPLES = """
 powerinfer plan model.gguf

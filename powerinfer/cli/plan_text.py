@@ -7,11 +7,11 @@ import sys
 import textwrap
 from itertools import pairwise
 
+from .._text.table import columns, facts, output_width
 from .._text.terminal import harmless, is_smart, one_line
 from ..models.plan import LayerPlan, Plan, Rates, Settings, Statistics
 from ..models.plan.picture import parts
 from ..models.plan.plan import GIB
-from .table import columns, facts, output_width
 
 MOST_ROWS = 20  # of the table of layers; similar ones are put together
 BAR, BESIDE_BAR = 40, 26  # characters

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .._engine.file import ModelFile
 from .._engine.session import Activation, Model, ModelInfo, Predictor
+from .._text.table import columns, facts, output_width
 from .._text.terminal import Bar, harmless, one_line
 from ..errors import ArgumentError, UnsupportedError
 from ..models.corpus import STDIN, Corpus, read_corpus
@@ -29,7 +30,6 @@ from ..models.rewrite import rewrite
 from ..models.writer import check_new_dir, check_new_file
 from .info import skips_down
 from .predictor_options import N_CTX, add_arguments
-from .table import columns, facts, output_width
 
 __all__ = ["add_arguments", "main"]
 

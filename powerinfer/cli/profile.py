@@ -16,6 +16,7 @@ from pathlib import Path
 from .._engine.activations import SILENT
 from .._engine.file import ModelFile
 from .._engine.session import Activation, Model
+from .._text.table import columns, output_width, paragraph
 from .._text.terminal import Bar, one_line
 from ..errors import ArgumentError
 from ..models.corpus import read_corpus
@@ -35,7 +36,6 @@ from ..models.statistics import (
 from ..models.writer import check_new_dir, check_new_file
 from .options import Parser, add_model
 from .perplexity import add_text_arguments, percent
-from .table import columns, output_width, paragraph
 
 EXAMPLES = """
 powerinfer profile model.gguf --text corpus.txt -o profiled.gguf --plot neurons.png

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from .._engine.file import ModelFile
+from .._text.table import columns, output_width, paragraph
 from .._text.terminal import Bar
 from ..models.quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
 from .info import short, size
 from .options import MODEL_HELP, Parser
-from .table import columns, output_width, paragraph
 
 EXAMPLES = """
 powerinfer quantize model-f16.gguf model-q4.gguf Q4_K_M

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import Llama
+from .._text.reasoning import template_variables
 from .._text.terminal import Aside, Bar, harmless
 from ..errors import ArgumentError
 from .answers import (
@@ -20,7 +21,6 @@ from .answers import (
     form_of,
     lora_arguments,
     system_text,
-    template_variables,
 )
 from .llama_cpp import Nothing, add_instead
 from .options import (

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from powerinfer import Llama, __version__
+from powerinfer._text.table import columns, facts
 from powerinfer._text.terminal import Aside
 from powerinfer.cli import COMMANDS, main, parse
 from powerinfer.cli.answers import lora_arguments, system_text
 from powerinfer.cli.llama_cpp import llama_cpp_words
 from powerinfer.cli.options import sampling_arguments
-from powerinfer.cli.table import columns, facts
 from tests import models
 from tests.powerinfer.thinking import thinking
 
