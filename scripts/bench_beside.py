@@ -24,7 +24,6 @@ from powerinfer._engine.devices import choose_devices
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.file import ModelFile
 from powerinfer._engine.loader import Loader
-from powerinfer._engine.pace import Pace
 from powerinfer._engine.request import Stream
 from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.scheduler import Scheduler
@@ -69,7 +68,7 @@ def quiet(stream: Timed, seconds: float) -> float:
     return float(np.mean(between(stream, begin, time.monotonic())))
 
 
-def measure(session: Session, args: argparse.Namespace, n: int, seen: Counter[int]) -> None:
+def measure(session: Session, args: argparse.Namespace, n: int) -> None:
     """With n streams, on an engine of its own."""
     rng = np.random.default_rng(n)
     scheduler = Scheduler(Engine(session, n_seq=args.n_seq, max_running=n + 1))
@@ -80,12 +79,13 @@ def measure(session: Session, args: argparse.Namespace, n: int, seen: Counter[in
     first = streams[0]
     before = quiet(first, args.quiet)
     for i in range(args.prompts):
-        seen.clear()
+        seen = Counter(scheduler.engine.parts)
         begin = time.monotonic()
         reader = submit(scheduler, rng, args.prompt, 1)
         while reader.reason is None:
             time.sleep(0.002)
         end = reader.last_at or time.monotonic()
+        parts = scheduler.engine.parts - seen
         ms = between(first, begin, end)
         last = quiet(first, args.quiet)
         own = (before + last) / 2
@@ -96,7 +96,7 @@ def measure(session: Session, args: argparse.Namespace, n: int, seen: Counter[in
             f"({ms.mean() / own:.2f} times), p50 {p50:.2f}, p90 {p90:.2f}, p99 {p99:.2f},",
             f"most {ms.max():.1f};",
             f"first tenth {ms[:tenth].mean():.2f}, last {ms[-tenth:].mean():.2f};",
-            f"{end - begin:.2f} s; parts {dict(sorted(seen.items()))}",
+            f"{end - begin:.2f} s; parts {dict(sorted(parts.items()))}",
             flush=True,
         )
         before = last
@@ -121,14 +121,6 @@ def main() -> None:
     args = parser.parse_args()
     most = max(args.streams)
     args.n_seq = 2 * most + 2
-    seen: Counter[int] = Counter()
-    saw = Pace.saw
-
-    def counted(self: Pace, n_read: int, *more: object, **named: object) -> None:
-        seen[n_read] += 1
-        saw(self, n_read, *more, **named)  # type: ignore[arg-type]
-
-    Pace.saw = counted  # type: ignore[method-assign]
     devices = choose_devices(args.vram_budget, None) if args.vram_budget else None
     with ModelFile(args.model) as file, Model(file) as model:
         loader = Loader(
@@ -146,7 +138,7 @@ def main() -> None:
         with loader.open() as session:
             print(f"{session.info.n_mixed} tokens of prompts and of streams in one program", flush=True)
             for n in args.streams:
-                measure(session, args, n, seen)
+                measure(session, args, n)
                 for q in range(args.n_seq):
                     session.drop(q)
 

@@ -73,6 +73,9 @@ class Engine(OneCall):
         if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
             raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
         self._pace = Pace(prompt_part, n_mixed=info.n_mixed)
+        self.parts = self._pace.parts
+        """Steps in which somebody generated, by how many tokens of prompts they read; those with guesses are
+        left out."""
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)

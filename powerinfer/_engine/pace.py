@@ -16,7 +16,7 @@ ones, which take nearly as long, few are tried.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -199,6 +199,8 @@ class Pace:
     def __init__(self, fixed: int | None = None, *, n_mixed: int = 0) -> None:
         """fixed: tokens of each part; None: as many as others allow. n_mixed: SessionInfo's."""
         self.n_mixed = n_mixed
+        self.parts: Counter[int] = Counter()
+        """Steps in which somebody generated, by how many tokens of prompts they read."""
         self._fixed = fixed
         self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by log2 of how many generate
         self._allowed = 0.0  # seconds for the part of the step under way
@@ -230,7 +232,10 @@ class Pace:
     def saw(self, n_read: int, n_generating: int, seconds: float, *, n_steps: int = 1) -> None:
         """A step of so many tokens of prompts, and one of each that generate; or several such steps, which
         went on by themselves, and of which one took so long."""
-        if not n_generating or self._fixed is not None:
+        if not n_generating:
+            return
+        self.parts[n_read] += n_steps
+        if self._fixed is not None:
             return
         times, n_unseen = self._times[n_generating.bit_length()], self._n_without
         self._n_without = 0

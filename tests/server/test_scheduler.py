@@ -136,6 +136,9 @@ def test_prompts_are_read_between_tokens(make: MakeScheduler, monkeypatch: pytes
     lengths = sorted(map(len, long))
     assert lengths[-2] <= 17 and lengths[-1] < 33  # the last part is less than two
     talking.cancel()
+    parts = Counter(scheduler.engine.parts)
+    del parts[0]
+    assert parts == Counter(len(feed) - 1 for feed in long if len(feed) > 2)  # a single token is a next one
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(
