@@ -273,7 +273,7 @@ class AsyncLlama(AsyncVectors):
         _per_token_ms and _per_second. Of several answers they are the first prompt's and the whole time. A
         stream has them in each answer's last part.
 
-        Raises what Llama.create_completion() raises, BusyError if too many requests wait, TimeoutError if
+        Raises what Llama.create_completion() raises, BusyError if too many requests wait, DeadlineError if
         the time is over before an answer has begun, ClosedError.
         """
         given: dict[str, Any] = {**options}

@@ -51,5 +51,9 @@ class BusyError(PowerInferError, RuntimeError):
     """Too many requests are waiting already. Nothing was begun; try again later."""
 
 
+class DeadlineError(PowerInferError, TimeoutError):
+    """The time that a request was given is over, and nothing of it was answered."""
+
+
 class LibraryError(PowerInferError, ImportError):
     """The engine's library is missing, or belongs to another version of the package."""

@@ -66,7 +66,7 @@ class AsyncVectors(ABC):
         input, normalize: as in embed().
         model: the name that the result carries. None: the path of the file.
         max_tokens: that all of them may have together, else ArgumentError is raised. None: no limit.
-        timeout_s: seconds after which TimeoutError is raised. None: no limit.
+        timeout_s: seconds after which DeadlineError is raised. None: no limit.
 
         Returns a dict: the vector of text i is result["data"][i]["embedding"], token counts are in
         result["usage"].

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from ..errors import ArgumentError, BusyError, ClosedError
+from ..errors import ArgumentError, BusyError, ClosedError, DeadlineError
 from .arrays import Ids, Logits
 from .choice import Choice
 from .drafting import Drafter
@@ -133,7 +133,7 @@ class Scheduler:
         """Computes a text and calls seen(i, logits) after each of its tokens, in the scheduler's thread.
 
         begun: gets what can cancel it, which another thread may do. Waits for its turn. Raises what submit()
-        raises, TimeoutError after the deadline, and ClosedError where it was cancelled.
+        raises, DeadlineError after the deadline, and ClosedError where it was cancelled.
         """
         engine = self.engine
 
@@ -347,4 +347,4 @@ def _wait(under_way: deque[Stream]) -> None:
     if reason == "cancelled":
         raise ClosedError("the request was cancelled")
     if reason != "stop":
-        raise TimeoutError("the time for this request is over")
+        raise DeadlineError("the time for this request is over")

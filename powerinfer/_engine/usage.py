@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import DeadlineError
 from .served import Served
 
 
@@ -54,7 +55,7 @@ def say_why(request: Served, result: Any) -> None:
     """An answer that was cut off did not stop by itself."""
     reason = request.streams[-1].reason if request.streams else None
     if reason == "time" and not request.n_given:
-        raise TimeoutError("the time for this request is over")
+        raise DeadlineError("the time for this request is over")
     if reason == "time":
         for choice in result["choices"]:
             if choice["finish_reason"] == "stop":

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ArgumentError, BusyError, ClosedError, OutOfMemoryError, UnsupportedError
+from ..errors import ArgumentError, BusyError, ClosedError, DeadlineError, OutOfMemoryError, UnsupportedError
 from .grammar import LlamaGrammar, Logits, allowed_of_bits, need_llguidance
 from .grammar_process import ANSWERED, BEGUN, FORK, KILL, READY, write
 
@@ -69,7 +69,7 @@ class Grammars:
         deadline: of time.monotonic(). is_gone: asked now and then whether nobody wants it any more.
 
         Raises ArgumentError for a grammar that is not valid or takes too long or too much memory,
-        OutOfMemoryError where the system has no process for it, BusyError, TimeoutError, ClosedError,
+        OutOfMemoryError where the system has no process for it, BusyError, DeadlineError, ClosedError,
         UnsupportedError.
         """
         need_llguidance()
@@ -108,7 +108,7 @@ class Grammars:
         if self._closed or is_gone():
             raise ClosedError("the request was cancelled")
         if deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError("the time for this request is over")
+            raise DeadlineError("the time for this request is over")
 
     def _begin(self) -> RemoteConstraint:
         ours, other = socket.socketpair()

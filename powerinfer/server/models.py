@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._engine.file import ModelFile
 from ..async_llama import AsyncLlama
-from ..errors import ArgumentError, ClosedError
+from ..errors import ArgumentError, ClosedError, DeadlineError
 from .problems import Problem, shown
 
 _log = logging.getLogger("uvicorn.error")
@@ -309,7 +309,7 @@ class Models:
         lora: Sequence[tuple[int, float]] | None = None,
         used: list[ServedModel] | None = None,
     ) -> ServedModel:
-        """An open model, which stays so until release(). Raises Problem, ClosedError, TimeoutError.
+        """An open model, which stays so until release(). Raises Problem, ClosedError, DeadlineError.
 
         used: gets it in the very moment in which it is taken. Whoever waits for this may be cancelled, and
         never see what it returns.
@@ -504,7 +504,7 @@ async def _until(future: asyncio.Future[None], deadline: float) -> None:
     when this one is cancelled."""
     done, _ = await asyncio.wait({future}, timeout=max(deadline - asyncio.get_running_loop().time(), 0))
     if not done:
-        raise TimeoutError("the time for this request is over: its model was not loaded yet")
+        raise DeadlineError("the time for this request is over: its model was not loaded yet")
     future.result()
 
 

@@ -24,6 +24,7 @@ from powerinfer import (
     BusyError,
     ClosedError,
     ContextError,
+    DeadlineError,
     Llama,
     LogitsProcessorList,
 )
@@ -412,7 +413,7 @@ def test_time_is_over(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None
         result = await demo.create_completion("Once", **options, timeout_s=500)
         assert result["choices"][0]["finish_reason"] == "length"
         assert result["usage"]["completion_tokens"] == 3
-        with pytest.raises(TimeoutError):
+        with pytest.raises(DeadlineError):
             await demo.create_completion("Once", timeout_s=-1.0)
 
     run(main())

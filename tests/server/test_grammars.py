@@ -14,7 +14,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, AsyncLlama, BusyError, ClosedError, Llama, OutOfMemoryError
+from powerinfer import (
+    ArgumentError,
+    AsyncLlama,
+    BusyError,
+    ClosedError,
+    DeadlineError,
+    Llama,
+    OutOfMemoryError,
+)
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._text import grammar_process
 from powerinfer._text.grammar import LlamaGrammar, grammar_of_format
@@ -79,7 +87,7 @@ def test_what_is_wrong_is_said(grammars: Grammars, demo: AsyncLlama) -> None:
 
 
 def test_compiling_ends(grammars: Grammars) -> None:
-    with pytest.raises(TimeoutError):
+    with pytest.raises(DeadlineError):
         grammars.constraint(endless(), deadline=time.monotonic() + 0.2)
     asked: list[int] = []
     with pytest.raises(ClosedError):
@@ -115,7 +123,7 @@ def test_only_so_many(grammars: Grammars) -> None:
 def test_some_wait_for_others_to_end(demo: AsyncLlama) -> None:
     own = Grammars(demo.llama.tokenizer, most=3, most_alive=1)
     first = own.constraint('root ::= "a"')
-    with pytest.raises(TimeoutError):
+    with pytest.raises(DeadlineError):
         own.constraint('root ::= "a"', deadline=time.monotonic() + 0.1)
     timer = threading.Timer(0.1, first.close)
     timer.start()

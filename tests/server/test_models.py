@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra powerinfer[server] is not installed")
 
-from powerinfer.errors import ClosedError
+from powerinfer.errors import ClosedError, DeadlineError
 from powerinfer.server.models import Adapter, Group, Models, ServedModel
 from powerinfer.server.problems import Problem
 from powerinfer.server.settings import duration
@@ -167,7 +167,7 @@ def test_a_load_that_takes_too_long(house: House) -> None:
     house.may_open.clear()
 
     async def main() -> None:
-        with pytest.raises(TimeoutError, match="was not loaded yet"):
+        with pytest.raises(DeadlineError, match="was not loaded yet"):
             await models.take("a")
         house.may_open.set()
         await soon(lambda: models.first.opened is not None)

@@ -15,6 +15,7 @@ from powerinfer import (
     BusyError,
     ClosedError,
     ContextError,
+    DeadlineError,
     DeviceError,
     LogitsProcessorList,
 )
@@ -192,7 +193,7 @@ def test_deadlines(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None
     late = time.monotonic() - 1
     stream = scheduler.submit(prompt(5), choice(), deadline=late)
     assert list(stream) == [] and stream.reason == "time"
-    with pytest.raises(TimeoutError):
+    with pytest.raises(DeadlineError):
         scheduler.embed(prompt(5), deadline=late)
     calls: list[int] = []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (len(calls) >= 3))
