@@ -85,7 +85,7 @@ def measure(session: Session, args: argparse.Namespace, n: int) -> None:
         while reader.reason is None:
             time.sleep(0.002)
         end = reader.last_at or time.monotonic()
-        parts = scheduler.engine.parts - seen
+        parts = Counter(scheduler.engine.parts) - seen
         ms = between(first, begin, end)
         last = quiet(first, args.quiet)
         own = (before + last) / 2

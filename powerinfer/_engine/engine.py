@@ -75,7 +75,7 @@ class Engine(OneCall):
         self._pace = Pace(prompt_part, n_mixed=info.n_mixed)
         self.parts = self._pace.parts
         """Steps in which somebody generated, by how many tokens of prompts they read; those with guesses are
-        left out."""
+        left out. Another thread copies it, since it grows meanwhile."""
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
