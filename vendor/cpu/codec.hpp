@@ -64,14 +64,16 @@ template <class V> void quantise32(const float *x, int unit, quantised &out) {
     const float m = V::hmax(most);
     const typename V::f32 scale = V::splat(m > 1e-35f ? 127.0f / m : 0.0f);
     int8_t *q = out.q + 32 * unit;
+    typename V::f32 all = V::zero();
     for (int i = 0; i < 32; i += L) {
-        const typename V::f32 v = V::max(V::round(V::mul(V::load(x + i), scale)), V::splat(-127.0f));
-        V::store_s8(q + i, V::min(v, V::splat(127.0f)));
+        const typename V::f32 v = V::max(V::round(V::mul(V::load(x + i), scale)), V::splat(-127.0f)),
+                              bounded = V::min(v, V::splat(127.0f));
+        V::store_s8(q + i, bounded);
+        all = V::add(all, bounded); // q is not read back: loads that span several stores wait for all of them
     }
-    int32_t sum = 0;
-    for (int i = 0; i < 32; i++) sum += q[i];
+    const float sum = V::sum(all);
     out.d[unit] = (m > 1e-35f ? m / 127.0f : 0.0f) + V::sum(trouble);
-    out.sum[unit] = sum;
+    out.sum[unit] = sum == sum ? (int32_t)sum : 0;
 }
 
 // y += w[0] * s[0] + w[1] * s[1] ..., one after the other, for T vectors y: a vector of the columns of R rows.

@@ -44,9 +44,10 @@ struct row_ahead {
     }
 };
 
-template <int n_bytes> inline void prefetch(const uint8_t *p) {
+// level: 3 the first cache, 2 the second.
+template <int n_bytes, int level = 2> inline void prefetch(const uint8_t *p) {
 #pragma GCC unroll 16
-    for (int k = 0; k < n_bytes; k += 64) __builtin_prefetch(p + k, 0, 2);
+    for (int k = 0; k < n_bytes; k += 64) __builtin_prefetch(p + k, 0, level);
 }
 
 // What is fetched while a row is worked on, piece by piece: of a list (N = 2) another row's once more.

@@ -69,7 +69,9 @@ te_status te_workspace_new(const te_kernels *k, te_workspace_limits limits, te_w
         const size_t n = k->row[type].act_bytes ? k->row[type].act_bytes(limits.max_cols) : 0;
         if (n > act) act = n;
     }
-    act = (act + 63) / 64 * 64;
+    /* An odd number of cache lines: where it is a multiple of 64 of them, as with 14,336 columns, the same columns of all
+     * tokens are in one set of the first cache. Q4_0 on AVX2, Zen 4, 8 and 16 tokens: 0.97 of the time. */
+    act = ((act + 63) / 64 | 1) * 64;
     const size_t acc = te_acc_floats(limits.max_cols);
 
     size_t total = 0;
