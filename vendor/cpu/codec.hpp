@@ -192,15 +192,20 @@ template <class V> struct codec_q4_0 {
 // ---- Q8_0: two registers, each lanes / 8 blocks. Scales of the activations by block, as in Q4_0.
 template <class V> struct codec_q8_0 {
     static constexpr int L = V::lanes, chunk = 8 * L, bytes = chunk / 32 * (int)sizeof(te_block_q8_0), n_blocks = L / 8;
+    static constexpr bool has_start = V::signed_offset != 0; // no zeros to add: 1.2 times, AVX2
     struct act {
-        alignas(64) int8_t q[2][4 * L];
-        alignas(4 * L) int32_t start[2][L];
+        alignas(4 * L) int8_t q[2][4 * L];
+        alignas(has_start ? 4 * L : 4) int32_t start[2][has_start ? L : 1];
         float d[2][n_blocks];
     };
+    static typename V::i32 start(const act &a, int i) {
+        if constexpr (has_start) return V::load_bytes(a.start[i]);
+        return V::zero_i32();
+    }
     static void pack(const quantised &x, act &a) {
         memcpy(a.q, x.q, sizeof a.q);
         for (int i = 0; i < 2; i++) {
-            pack_start<V>(a.q[i], V::signed_offset, a.start[i]);
+            if constexpr (has_start) pack_start<V>(a.q[i], V::signed_offset, a.start[i]);
             for (int b = 0; b < n_blocks; b++) a.d[i][b] = x.d[i * n_blocks + b];
         }
     }
@@ -217,8 +222,8 @@ template <class V> struct codec_q8_0 {
                 f[i] = V::mul(V::splat_half(from->d), V::splat(a.d[i][0]));
             }
         }
-        const typename V::i32 s0 = V::dot_s8(V::load_bytes(a.start[0]), q[0], V::load_bytes(a.q[0]));
-        const typename V::i32 s1 = V::dot_s8(V::load_bytes(a.start[1]), q[1], V::load_bytes(a.q[1]));
+        const typename V::i32 s0 = V::dot_s8(start(a, 0), q[0], V::load_bytes(a.q[0]));
+        const typename V::i32 s1 = V::dot_s8(start(a, 1), q[1], V::load_bytes(a.q[1]));
         acc = V::fma(V::to_f32(s0), f[0], acc);
         return V::fma(V::to_f32(s1), f[1], acc);
     }
