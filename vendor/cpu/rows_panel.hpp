@@ -57,11 +57,9 @@ template <class V> struct q4_0_panel {
         const f32 by = V::mul(scale, V::splat(((const float *)(own + offsetof(act, d)))[0]));
         V::store(to, V::fma(V::to_f32(whole), by, V::load(to)));
     }
-    // sum += n blocks from column c on, c in whole chunks. fetch: beside each of them a row's chunk in the next panel, and
-    // its next one in this, if there is one (rows_tile.hpp; 4 and 8 tokens of a Zen 4 take 0.97 to 0.98 of the time by the
-    // latter).
-    __attribute__((flatten)) static void blocks(const panel &p, int32_t c, int32_t cols, int n, const tokens &who,
-                                                bool fetch, sums &sum) {
+    // sum += n blocks from column c on, c in whole chunks.
+    __attribute__((flatten)) static void blocks(const panel &p, int32_t c, int n, const tokens &who, bool fetch,
+                                                sums &sum) {
         const size_t at = (size_t)(c / 32) * block_bytes, acts = (size_t)(c / chunk) * sizeof(act);
         alignas(64) scales d;
         load_scales(p.row, at, n, d);
@@ -69,7 +67,6 @@ template <class V> struct q4_0_panel {
         V::q4_0_panel(p.row, at, then);
         for (int b = 0; b < n; b++) {
             if (fetch) prefetch<L * block_bytes>(p.next[b] + at);
-            if (fetch && c + chunk < cols) prefetch<L * block_bytes, 3>(p.row[b] + at + L * block_bytes);
             const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
             for (int k = 0; k < 8; k++) w[k] = then[k];
             if (b + 1 < n) V::q4_0_panel(p.row, at + (size_t)((b + 1) * block_bytes), then);
@@ -88,8 +85,7 @@ template <class V> struct q4_0_panel {
     static void dot_panel(const panel &p, int32_t cols, const tokens &who, bool fetch) {
         alignas(64) sums sum;
         memset(sum, 0, sizeof sum[0] * (size_t)who.n);
-        for (int32_t c = 0; c < cols; c += chunk)
-            blocks(p, c, cols, cols - c < chunk ? (cols - c) / 32 : L, who, fetch, sum);
+        for (int32_t c = 0; c < cols; c += chunk) blocks(p, c, cols - c < chunk ? (cols - c) / 32 : L, who, fetch, sum);
         for (int t = 0; t < who.n; t++) V::store(who.y[t], add_lanes<V, L>(sum[t], 0));
     }
 };
