@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -232,65 +233,72 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         self._sampler: Sampler | None = None  # of sample()
         self.set_seed(seed)
         if not vocab_only:
-            with loading_bar(verbose and progress is None, f"loading {self.file.path.name}") as bar:
-                self._model = Model(
-                    self.file,
-                    activation=activation or "auto",
-                    predictor=predictor,
-                    predictor_type=predictor_type,
-                    use_mmap=use_mmap,
-                    use_mlock=use_mlock,
-                    progress=progress or bar,
+            with ExitStack() as undo:  # whoever tries again with less needs the memory of what failed
+                undo.callback(self.close)
+                with loading_bar(verbose and progress is None, f"loading {self.file.path.name}") as bar:
+                    self._model = Model(
+                        self.file,
+                        activation=activation or "auto",
+                        predictor=predictor,
+                        predictor_type=predictor_type,
+                        use_mmap=use_mmap,
+                        use_mlock=use_mlock,
+                        progress=progress or bar,
+                    )
+                if lora_path is not None:
+                    self._adapt()
+                n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
+                shape: dict[str, Any] = {
+                    "n_ctx": n_ctx or 0,
+                    "n_batch": _batch_of(n_batch, n_ubatch),
+                    "n_seq": n_seq + n_beside,
+                    "n_pool": n_pool or 0,
+                    "n_threads": n_threads or 0,
+                    "type_k": type_k,
+                    "type_v": type_v,
+                    "sparsity": sparsity,
+                    "live_experts": expert_cache == "live",
+                }
+                draft = None
+                if isinstance(draft_model, (str, os.PathLike)):
+                    if online_statistics:
+                        raise UnsupportedError("online_statistics with a model that drafts is not supported")
+                    draft = DraftModel(draft_model, self.file, self._model, activation=activation or "auto")
+                    undo.callback(draft.close)
+                    chosen = None if chosen is None else draft.reserve(chosen, **shape)
+                self._loader = Loader(
+                    self._model,
+                    devices=chosen,
+                    plan=plan,
+                    names=devices,
+                    vram_budget=vram_budget,
+                    n_gpu_layers=n_gpu_layers if vram_budget is None and (n_gpu_layers or 0) > 0 else None,
+                    online=online_statistics,
+                    say=self._notice,
+                    **shape,
+                    keep_hidden=draft is not None and draft.is_head,
+                    n_guesses=0 if draft_model is None else min(15, n_draft * n_seq),
                 )
-            if lora_path is not None:
-                self._adapt()
-            n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
-            shape: dict[str, Any] = {
-                "n_ctx": n_ctx or 0,
-                "n_batch": _batch_of(n_batch, n_ubatch),
-                "n_seq": n_seq + n_beside,
-                "n_pool": n_pool or 0,
-                "n_threads": n_threads or 0,
-                "type_k": type_k,
-                "type_v": type_v,
-                "sparsity": sparsity,
-                "live_experts": expert_cache == "live",
-            }
-            draft = None
-            if isinstance(draft_model, (str, os.PathLike)):
+                with loading_bar(verbose, "bringing weights to the GPU") as bar:
+                    session = self._loader.open(bar)
+                undo.callback(session.close)
+                if draft is not None:
+                    self._drafter = draft.open(session, n_draft, self._notice, **shape)
                 if online_statistics:
-                    raise UnsupportedError("online_statistics with a model that drafts is not supported")
-                draft = DraftModel(draft_model, self.file, self._model, activation=activation or "auto")
-                chosen = None if chosen is None else draft.reserve(chosen, **shape)
-            self._loader = Loader(
-                self._model,
-                devices=chosen,
-                plan=plan,
-                names=devices,
-                vram_budget=vram_budget,
-                n_gpu_layers=n_gpu_layers if vram_budget is None and (n_gpu_layers or 0) > 0 else None,
-                online=online_statistics,
-                say=self._notice,
-                **shape,
-                keep_hidden=draft is not None and draft.is_head,
-                n_guesses=0 if draft_model is None else min(15, n_draft * n_seq),
-            )
-            with loading_bar(verbose, "bringing weights to the GPU") as bar:
-                session = self._loader.open(bar)
-            if draft is not None:
-                self._drafter = draft.open(session, n_draft, self._notice, **shape)
-            if online_statistics:
-                self._placement = OnlineStatistics(self._loader)
-            elif self._loader.plan is not None:
-                self._placement = FirstTokens(self._loader)
-            if threshold is not None:
-                session.set_threshold(threshold)
-            if n_keep is None:
-                n_keep = int(self._tokenizer is not None and self._tokenizer.add_bos)
-            n_own = n_beside + 1  # the other sequences are the caller's
-            engine = Engine(session, n_seq=n_own, max_running=n_own, n_keep=n_keep if context_shift else None)
-            engine.saw = None if self._placement is None else self._placement.saw
-            self._context = Context(engine, logits_all=logits_all)
+                    self._placement = OnlineStatistics(self._loader)
+                elif self._loader.plan is not None:
+                    self._placement = FirstTokens(self._loader)
+                if threshold is not None:
+                    session.set_threshold(threshold)
+                if n_keep is None:
+                    n_keep = int(self._tokenizer is not None and self._tokenizer.add_bos)
+                n_own = n_beside + 1  # the other sequences are the caller's
+                engine = Engine(
+                    session, n_seq=n_own, max_running=n_own, n_keep=n_keep if context_shift else None
+                )
+                engine.saw = None if self._placement is None else self._placement.saw
+                self._context = Context(engine, logits_all=logits_all)
+                undo.pop_all()
         elif self._tokenizer is None:
             raise FormatError(f"the file {self.model_path} has no tokenizer")
         self._timings = Timings(load_s=time.perf_counter() - begin)

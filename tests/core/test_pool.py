@@ -84,6 +84,8 @@ def test_smt_siblings_count_once(tmp_path: Path) -> None:
         (15, 16, 3.8, 12),
         (15, 32, 8, 15),
         (15, 32, 20, 12),
+        (8, 16, 2, 8),  # 8 cores with two CPUs each
+        (8, 16, 9.5, 6),
         (16, 16, 16, 4),
         (2, 2, 1, 1),
         (1, 1, 1, 1),
@@ -200,6 +202,17 @@ FS = "sys/fs/cgroup"
             2000,
             5000,
         ),
+        # One that is held up from a lower limit on.
+        (
+            {"proc/self/cgroup": "0::/a", f"{FS}/a/memory.max": "6000", f"{FS}/a/memory.high": "4000"},
+            NO_QUOTA,
+            4000,
+        ),
+        (
+            {"proc/self/cgroup": "0::/", f"{FS}/memory.max": "6000", f"{FS}/memory.high": "max"},
+            NO_QUOTA,
+            6000,
+        ),
         # In a container the group's path may be the host's; the mount's root is then the container's group.
         ({"proc/self/cgroup": "0::/host/only", f"{FS}/cpu.max": "400000 100000"}, 4000, NO_LIMIT),
         (
@@ -229,6 +242,24 @@ def test_cgroup_limits(tmp_path: Path, files: dict[str, str], quota_milli: int, 
     root = _lay_out(tmp_path, files)
     assert lib.te_os_quota_milli(root) == quota_milli
     assert lib.te_os_memory_limit(root) == memory
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "n", "left"),
+    [
+        ("max", 16, 16),
+        (400000, 16, 4),
+        (400000, 3, 3),
+        (1000, 16, 1),
+        (149000, 16, 1),
+        (150000, 16, 2),
+        (150000, 1, 1),
+    ],
+)
+def test_a_quota_leaves_the_nearest_whole(tmp_path: Path, quota_us: object, n: int, left: int) -> None:
+    _, lib = capi.load()
+    root = _lay_out(tmp_path, {"proc/self/cgroup": "0::/", f"{FS}/cpu.max": f"{quota_us} 100000"})
+    assert lib.te_os_under_quota(root, n) == left
 
 
 MEMINFO = "MemTotal:  9000 kB\nMemFree: 1 kB\nMemAvailable:   4000 kB\n"

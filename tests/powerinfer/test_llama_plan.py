@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import ArgumentError, DeviceError, FormatError, Llama, OutOfMemoryError
+from powerinfer import ArgumentError, ClosedError, DeviceError, FormatError, Llama, OutOfMemoryError
 from powerinfer._engine import devices, loader, machine
 from powerinfer._engine.loader import Loader
 from powerinfer._engine.machine import Gpu, GpuDriver
@@ -195,6 +195,25 @@ def test_a_context_that_memory_does_not_hold(relu_path: Path, monkeypatch: pytes
         Llama(relu_path, n_ctx=16_000_000, verbose=False)
     with pytest.raises(OutOfMemoryError, match=r"n_ctx=64 and 16,000,000 tokens of all conversations"):
         Llama(relu_path, n_ctx=64, n_pool=16_000_000, verbose=False)
+
+
+def test_a_model_is_freed_whose_context_memory_does_not_hold(
+    relu_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Model] = []
+    original = Loader.open
+
+    def open_and_note(self: Loader, *bar: Any) -> Session:
+        opened.append(self.model)
+        return original(self, *bar)
+
+    monkeypatch.setattr(Loader, "open", open_and_note)
+    monkeypatch.setattr(loader, "available_bytes", lambda: 1 << 20)
+    with pytest.raises(OutOfMemoryError, match="n_ctx=16000000") as said:
+        Llama(relu_path, n_ctx=16_000_000, verbose=False)
+    with pytest.raises(ClosedError):
+        _ = opened[0].handle
+    assert said.traceback  # which holds the Llama
 
 
 @pytest.mark.skipif((machine.available_bytes() or 1 << 50) > 50 * GIB, reason="there is memory for it")

@@ -4,7 +4,7 @@
  * root of the mount. In a container the path in /proc/self/cgroup may be the host's and not exist here; the walk then
  * still ends at the root, which is the container's.
  *
- * cgroup v2: /sys/fs/cgroup/GROUP/{cpu.max, memory.max}
+ * cgroup v2: /sys/fs/cgroup/GROUP/{cpu.max, memory.max, memory.high}
  * cgroup v1: /sys/fs/cgroup/cpu/GROUP/cpu.cfs_{quota,period}_us, /sys/fs/cgroup/memory/GROUP/memory.limit_in_bytes
  */
 #define _GNU_SOURCE
@@ -160,7 +160,11 @@ static uint64_t number_in(const char *root, const char *dir, const char *file) {
     return value;
 }
 
-static uint64_t memory_v2(const char *root, const char *dir) { return number_in(root, dir, "memory.max"); }
+/* Beyond "high" a group is not killed, but held up until hardly anything runs. */
+static uint64_t memory_v2(const char *root, const char *dir) {
+    const uint64_t max = number_in(root, dir, "memory.max"), high = number_in(root, dir, "memory.high");
+    return high < max ? high : max;
+}
 
 static uint64_t memory_v1(const char *root, const char *dir) { return number_in(root, dir, "memory.limit_in_bytes"); }
 
@@ -169,6 +173,12 @@ int64_t te_os_quota_milli(const char *root) {
     const uint64_t v1 = walk(root, "cpu", "/sys/fs/cgroup/cpu", cpu_v1);
     const uint64_t limit = v1 < v2 ? v1 : v2;
     return limit > INT64_MAX ? INT64_MAX : (int64_t)limit;
+}
+
+int32_t te_os_under_quota(const char *root, int32_t n) {
+    const int64_t quota = te_os_quota_milli(root), nearest = quota / 1000 + (quota % 1000 >= 500);
+    if (n > nearest) n = (int32_t)nearest;
+    return n < 1 ? 1 : n;
 }
 
 uint64_t te_os_memory_limit(const char *root) {

@@ -24,6 +24,10 @@ bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, bool wit
 /* The smallest CPU quota of the process's cgroups (v1 or v2), in thousandths of a CPU; INT64_MAX if there is none. */
 int64_t te_os_quota_milli(const char *root);
 
+/* Of n CPUs those that the quota leaves, to the nearest whole, at least one: when a quota is spent all threads stop together,
+ * so that two do more than one with 1.5 CPUs. */
+int32_t te_os_under_quota(const char *root, int32_t n);
+
 /* The smallest memory limit of the process's cgroups (v1 or v2), in bytes; UINT64_MAX if there is none. */
 uint64_t te_os_memory_limit(const char *root);
 

@@ -152,27 +152,19 @@ static int32_t allowed_cpus(int32_t **cpus) {
     return 0;
 }
 
-/* Of n CPUs, what the cgroup quota leaves; a fraction of a CPU is not a CPU, since a team at a barrier waits for its
- * slowest member. */
-static int32_t under_quota(int32_t n) {
-    const int64_t whole = te_os_quota_milli("") / 1000;
-    if (n > whole) n = (int32_t)whole;
-    return n < 1 ? 1 : n;
-}
-
 int32_t te_os_n_cores(void) {
     int32_t *cpus;
     const int32_t n = allowed_cpus(&cpus);
     const int32_t n_cores = te_os_cores_of("", cpus, n);
     free(cpus);
-    return under_quota(n_cores);
+    return te_os_under_quota("", n_cores);
 }
 
 int32_t te_os_n_logical(void) {
     int32_t *cpus;
     const int32_t n = allowed_cpus(&cpus);
     free(cpus);
-    return under_quota(n);
+    return te_os_under_quota("", n);
 }
 
 uint64_t te_os_memory_bytes(void) {
