@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 enum {
-    PI_DEVICE_VERSION = 19,
+    PI_DEVICE_VERSION = 20,
     PI_FETCHES = 32,
     PI_MIXED = 8 /* kept programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
 };
@@ -43,6 +43,7 @@ typedef struct pi_device_info {
     uint64_t used_bytes;               /* by this pi_device */
     int32_t n_parts;                   /* in how many parts marks are published; see handover.h */
     int32_t max_decode;                /* tokens that a program may exchange with the CPU within a layer */
+    int32_t max_wide;                  /* tokens whose products are faster together, of pi_space_wide's formats */
 } pi_device_info;
 
 typedef struct pi_device_rates {

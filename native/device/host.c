@@ -150,7 +150,8 @@ static void host_get_info(pi_device *dev, pi_device_info *out) {
                             .free_bytes = d->budget_bytes - d->used_bytes,
                             .used_bytes = d->used_bytes,
                             .n_parts = PI_HOST_PARTS,
-                            .max_decode = PI_HOST_MAX_DECODE};
+                            .max_decode = PI_HOST_MAX_DECODE,
+                            .max_wide = PI_WIDE};
 }
 
 static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,

@@ -12,6 +12,10 @@ bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATC
 
 bool pi_space_rows_alone(int32_t type) { return type != TE_Q4_0; }
 
+bool pi_space_wide(int32_t type) {
+    return type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_K || type == TE_Q5_K || type == TE_Q6_K;
+}
+
 int32_t pi_space_heads(int32_t type) { return type == TE_F32 || type == TE_BF16 ? type : TE_F16; }
 
 bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value) {
@@ -56,7 +60,7 @@ uint64_t pi_space_attention(const pi_space_shape *s) {
 uint64_t pi_space_kernels(const pi_space_shape *s) {
     const uint64_t n_tok = s->n_tok, n_q = s->n_head * s->n_embd_head, few = least(n_tok, PI_SMALL_BATCH),
                    /* inputs in F16 are of whole tiles of tokens and columns */
-        tiled = n_tok > few ? (n_tok + 15) / 16 * 16 : n_tok, rank = s->adapter_rank, hidden = hidden_values(s),
+        tiled = n_tok > few ? (n_tok + 31) / 32 * 32 : n_tok, rank = s->adapter_rank, hidden = hidden_values(s),
                    widest = most(most(n_q, s->n_inner), s->n_embd), routes = n_tok * s->n_used,
                    values = route_values(s),
                    /* as are few tokens' routes, or these have hidden values of floats */
@@ -73,7 +77,7 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
          (tiled - n_tok) * s->n_ff) /
                 2 +
             16 + (routes ? routes + 64 : 0),
-        n_tok > few ? least(tiled, PI_MANY) * (s->n_embd + 256) / 2 + 2 * PI_MANY + 1 : 0, /* few tokens' once more */
+        n_tok > few ? least(tiled, PI_WIDE) * (s->n_embd + 256) / 2 + 2 * PI_WIDE + 1 : 0, /* few tokens' once more */
         routes ? 3 * routes + routes / 8 + 4 * s->n_expert + 4 : 0,                        /* order of routes */
         s->n_expert ? PI_FETCH_BYTES / 4 : 0,
         s->predicted ? n_tok * (s->n_ff / 32 + 1 + 2 * s->sign_words) : 0, /* marks, signs */

@@ -243,6 +243,26 @@ bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
     return l < m->info.n_layer ? !m->layer[l].n_host : !h->s->options.keep_hidden;
 }
 
+/* More where all layers' products of so many tokens are faster together. */
+static int32_t most_mixed(const pi_hybrid *h) {
+    const pi_model *m = h->s->model;
+    int32_t n = PI_WIDE;
+    for (int32_t l = 0; l < m->info.n_layer; l++) {
+        const pi_layer *layer = &m->layer[l];
+        if (layer->adapter || pi_experts_of(layer)) return PI_MANY;
+        for (int32_t i = 0; i < layer->n_blocks; i++) {
+            pi_block b = layer->block[i];
+            pi_block_mat mats[PI_BLOCK_MATS];
+            const int32_t n_mats = b.kind->matrices(&b, mats);
+            for (int32_t k = 0; k < n_mats; k++)
+                if (mats[k].mat->w && mats[k].use != PI_MAT_PREDICTOR && !pi_space_wide(mats[k].mat->type))
+                    return PI_MANY;
+        }
+    }
+    for (int32_t i = 0; i < h->n_devices; i++) n = n < h->device[i].info.max_wide ? n : h->device[i].info.max_wide;
+    return n;
+}
+
 pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     const pi_device_ops *ops = NULL;
     PI_TRY(pi_device_find(o->device, &ops));
@@ -254,6 +274,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress = o->progress;
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
+    h->max_mixed = most_mixed(h);
     PI_TRY(pi_cache_open(h, !o->frozen_experts));
     for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
     settle_zero_copy(h);

@@ -145,6 +145,7 @@ typedef struct pi_hybrid {
     int32_t helper, helper_rows;   /* the device that has a copy of the head's first rows, or -1 */
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
+    int32_t max_mixed;             /* tokens of prompts and next ones of sequences that are one program */
     uint32_t number;               /* of the step's first hand-over */
     bool is_whole;                 /* all is resident, and the head: the CPU computes nothing in a step */
     te_pool *caller;               /* the calling thread by itself */

@@ -9,7 +9,8 @@
 /* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
  * on a GPU for latent attention of so many. */
 static bool decodes_many(const pi_hybrid *h) {
-    return h->apart && h->n_tok <= PI_MANY && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
+    const int32_t most = h->max_mixed > PI_MANY ? h->max_mixed : PI_MANY;
+    return h->apart && h->n_tok <= most && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
            pi_hybrid_loads_nothing(h);
 }
 
@@ -34,8 +35,10 @@ uint64_t pi_program_key(pi_hybrid *h) {
     const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 |
                          (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 |
                          (uint64_t)h->skip;
-    if (!mixed) return h->decode || decodes_many(h) ? key : 0;
-    const bool may = h->n_tok <= PI_MANY && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
+    if (!mixed && (h->decode || h->n_tok <= PI_MANY)) return h->decode || decodes_many(h) ? key : 0;
+    /* Of more next tokens a plan counts no program of each number: they are among the last ones, too. */
+    if (!mixed) return decodes_many(h) && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
+    const bool may = h->n_tok <= h->max_mixed && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
     return may && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
 }
 

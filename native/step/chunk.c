@@ -62,7 +62,7 @@ static bool several_generate(const pi_batch *b, int32_t i) {
 
 int32_t pi_chunk_mixed(const pi_session *s) {
     if (!s->hybrid || prompts_are_dense(s) || !pi_hybrid_is_resident(s->hybrid)) return 0;
-    return (int32_t)pi_min_i64(s->options.n_batch, PI_MANY);
+    return (int32_t)pi_min_i64(s->options.n_batch, s->hybrid->max_mixed);
 }
 
 /* How many tokens are a chunk of prompts' tokens and, behind them, those of several that generate; 0: there is none. */
@@ -76,6 +76,16 @@ static int32_t mixed_length(const pi_session *s, const pi_cut *c, int32_t first,
             if (pi_batch_seq(b, first + i) == pi_batch_seq(b, first + n)) return 0;
     const bool goes_on = first + n < b->n_tokens && pi_batch_kind(b, first + n) == PI_TOKEN_GENERATED;
     return n_front && n > n_front && !goes_on && n - n_front <= s->hybrid->max_logits ? n : 0;
+}
+
+/* Next tokens of more sequences than products read weights once for are several programs of about as many. */
+static int32_t decoding_length(const pi_session *s, const pi_batch *b, int32_t first, int32_t n) {
+    const int32_t most = pi_chunk_mixed(s);
+    if (most <= PI_MANY || n <= most) return n;
+    for (int32_t i = first; i < first + n - 1; i++)
+        if (!several_generate(b, i)) return n;
+    const int32_t parts = (n + most - 1) / most;
+    return ((n + parts - 1) / parts + 7) / 8 * 8;
 }
 
 /* A device takes a run of tokens whose FFN is alike, of which the last may want logits: first those that do not, then
@@ -95,7 +105,7 @@ int32_t pi_chunk_length(const pi_session *s, const pi_cut *c, int32_t first) {
         if (ends_products(s, c->by_row, first + n)) break;
         n_logits += wants;
     }
-    return n;
+    return decoding_length(s, b, first, n);
 }
 
 /* The chunk's tokens by sequence and position: batches have each sequence's in their order, most of them together. */

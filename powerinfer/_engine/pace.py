@@ -3,15 +3,16 @@ average, or longer only as far as more wait for their prompts than generate.
 
 What a step takes is measured, by how many generate: with nothing to read, and how much more with a part of
 each size. Sizes are tried from the smallest on, as long as the next one should be worth it by what smaller
-ones take; one that was not is tried again now and then, the longer its steps the rarer. Of those that are
-known the one is taken that reads prompts fastest, where steps that are too long count more than they take: so
-there are neither long pauses nor prompts that take for ever. Whenever steps were too long, others without any
-part follow, so that tokens take as long as they may on average. A step is measured from the end of the one
-before, since others wait for what is done between them, too.
+ones take; one that was not is tried again now and then, the longer its steps the rarer. What parts add beside
+twice or half as many counts until it is measured. Of those that are known the one is taken that reads prompts
+fastest, where steps that are too long count more than they take: so there are neither long pauses nor prompts
+that take for ever. Whenever steps were too long, others without any part follow, so that tokens take as long
+as they may on average. A step is measured from the end of the one before, since others wait for what is done
+between them, too.
 
 A GPU that has all of the model computes a part with the tokens of those who generate while both together are
-few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it; of smaller
-ones, which take nearly as long, few are tried.
+few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it, and where
+that is more than 64, one more to 64 together; of smaller ones, which take nearly as long, few are tried.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ _LEAST_REST = 0.5  # that a step without any part gives back, though it took lon
 _MOST_UNSEEN = 2  # steps that nothing is known of
 _STALE = 64  # parts, after which a step without any is measured again
 _UNUSED = 8  # parts, after which what a size took is old
+_LONG_AGO = -_UNUSED - 1  # at which part
 _ODD = 1.5  # so many times as long as expected is believed at once, what is less the third time
 _LATER, _MOST = 64, 1024  # parts, after which a size that was too long is tried again
 _MANY = 8  # steps without any in a row, which Python hardly makes longer
 _LEAST = 1e-6  # seconds: clocks may stand still meanwhile
-_TILE = 8  # a part beside others is of whole tiles of tokens
+_TILE = 8  # a part beside others is of whole tiles of tokens,
+_TILED = 128  # up to so many
 _FEW = (16, 32)  # sizes that are tried below the largest that is one program with others' tokens
+_HALF = 64  # tokens of a program that takes less than one of the most
 
 
 @dataclass
@@ -99,6 +103,12 @@ class _Times:
         """The same, however old; 0 if it was never measured."""
         return 0.0 if self._quiet is None else self._quiet.seconds
 
+    def begin_like(self, other: _Times) -> None:
+        """What parts add is what they add beside twice or half as many, until it is measured: as if it were
+        old."""
+        if not self.n_parts and other.n_parts:
+            self._more = {size: _Measured(known.seconds, _LONG_AGO) for size, known in other._more.items()}
+
     def saw_quiet(self, seconds: float, n_steps: int) -> None:
         """One of so many steps that went on by themselves. What is done once before them is not the quiet
         step's: it is known from what single ones, or a few, take more than many in a row."""
@@ -146,7 +156,8 @@ class _Times:
         if self._last in sizes and self._last <= n_mixed and last is not None and not last.is_settled:
             return self._last
         more = self._expected(sizes, n_mixed)
-        n_open = next((i + 1 for i, size in enumerate(sizes) if size not in self._more), len(sizes))
+        largest = max(self._more, default=0)  # that is known
+        n_open = next((i + 1 for i, size in enumerate(sizes) if size > largest), len(sizes))
         shortest = min(more[:n_open])
         alike = _ALIKE * shortest if shortest > _FAR * allowed else allowed
         costs = [self._cost(sizes[i], more[i], allowed, alike) for i in range(n_open)]
@@ -177,6 +188,9 @@ class _Times:
             known = self._more.get(size)
             if known is None:
                 more.append(expected)
+                continue
+            if known.at == _LONG_AGO:  # beside others: here it takes no less than what is smaller
+                more.append(max(known.seconds, last[1]))
                 continue
             may_be_held_up = last[0] > 0 and not known.is_settled and known.seconds < _ODD * expected
             more.append(min(known.seconds, expected) if may_be_held_up else known.seconds)
@@ -219,6 +233,8 @@ class Pace:
             return 0
         if quiet is None:  # steps with guesses do not tell
             return SIZES[0]
+        for near in (-1, 1):
+            times.begin_like(self._times[n_generating.bit_length() + near])
         return times.choose(self._sizes(n_generating), self._allowed, self.n_mixed - n_generating)
 
     def rest(self, n_generating: int) -> int:
@@ -256,10 +272,10 @@ class Pace:
 
     def _sizes(self, n_generating: int) -> list[int]:
         """From the smallest on."""
-        most = (self.n_mixed - n_generating) // _TILE * _TILE
-        return sorted(
-            {most if size / 2 < most < size else size for size in SIZES if size > most or size in _FEW}
-        )
+        half, most = ((n - n_generating) // _TILE * _TILE for n in (min(self.n_mixed, _HALF), self.n_mixed))
+        own = {size for size in (half, most) if size >= _FEW[0]}
+        few = {size for size in _FEW if size <= max(most, _FEW[0])}
+        return sorted(own | few | {size for size in SIZES if size >= max(2 * most, _FEW[0])})
 
 
 def _allowed(quiet: float, n_reading: int, n_generating: int) -> float:
@@ -269,4 +285,4 @@ def _allowed(quiet: float, n_reading: int, n_generating: int) -> float:
 
 def _size_of(n_read: int) -> int:
     """What so many tokens are measured as."""
-    return -(-n_read // _TILE) * _TILE if n_read <= 64 else 1 << (n_read - 1).bit_length()
+    return -(-n_read // _TILE) * _TILE if n_read <= _TILED else 1 << (n_read - 1).bit_length()

@@ -15,7 +15,7 @@ static void check_gemm_case(const product_case &k) {
     const int depth = k.transposed ? k.rows : k.cols, outs = k.transposed ? k.cols : k.rows;
     matrix a = matrix_new(k.type, k.rows, k.cols);
     floats x(k.n_tok, depth);
-    halves in = halves_new(k.n_tok, depth, k.tiles ? k.type : -1);
+    halves in = halves_new(k.n_tok, depth, !k.tiles ? -1 : k.transposed ? (int)TE_F16 : k.type);
     is_true(!k.tiles || in.h.tiles > 0, "no form for a few tokens");
     is_true(!k.tiles || in.h.matrices || !is_by_groups(k.type, k.n_tok), "not by wgmma");
     if (k.tiles && k.transposed && !in.h.matrices) { // by others, with their input as rows
@@ -269,6 +269,23 @@ static void check_gemm_of_few(int type) {
         check_activated(type, TE_Q8_0, TE_SILU, 1000, 520, 24, 1);
         check_activated(TE_Q8_0, type, TE_SILU, 1000, 544, 64, 1);
     }
+    // By neuron: each number of tiles, outputs and rows that fill no block, one part and as many as there are.
+    if (type != TE_F16 && is_by_groups(type, 64)) {
+        const int unit = te_type_get(type)->block_weights;
+        for (int n_tok = 9; n_tok <= 64; n_tok += n_tok == 57 ? 7 : 8) {
+            const int outs = unit * (1 + n_tok * (k256 ? 1 : 5) / 8);
+            check_gemm_case({type, 100 + 77 * n_tok, outs, n_tok, true, true, false, true, false, false, true});
+            check_gemm_case({type, 2050, 4096, n_tok, true, false, true, false, false, false, true});
+        }
+        // Few rows. Scales and minima of Q4_K and Q5_K are rounded to F16 each; of ten rows such errors do not even out.
+        for (int n_tok : {10, 16, 31, 40, 63})
+            check_gemm_case({type, type == TE_Q4_K || type == TE_Q5_K ? n_tok * 5 + 20 : n_tok * 9 - 80, 5 * unit,
+                             n_tok, true, true, false, false, false, false, true});
+        for (int outs : {2048, 2560, 5120, 8192, 14336, 34048 / unit * unit})
+            check_gemm_case({type, 1500, outs, 30, true, true, true, false, false, false, true});
+        check_gemm_case({type, 11008, 4096, 33, true, false, false, true, false, false, true});
+        check_gemm_case({type, 11008, unit, 12, true, false, false, true, false, false, true});
+    }
     // Many rows and columns, and each number of tiles.
     if (type == TE_F16 || type == TE_Q4_0 || type == TE_Q6_K || is_by_groups(type, 64)) {
         check_gemm_case({type, 6000, 1024, 32, false, true, false, false, false, false, true});
@@ -276,6 +293,17 @@ static void check_gemm_of_few(int type) {
         check_gemm_case({type, 13000, 1024, 41, false, true, false, false, false, false, true});
         check_gemm_case({type, 40, 14336, 56, false, true, false, false, false, false, true});
         check_activated(type, type, TE_SILU, 5632, 1024, 49, 1);
+    }
+    // More tokens than other kernels take.
+    for (int n_tok : {65, 80, 81, 96, 97, 128}) {
+        if (!is_by_groups(type, n_tok)) continue;
+        check_gemm_case({type, 1000, cols, n_tok, false, true, true, false, false, false, true});
+        check_gemm_case({type, 6000, 1024, n_tok, false, false, false, true, false, false, true});
+        check_gemm_case({type, 13000, 1024, n_tok, false, true, false, false, false, false, true});
+        check_gemm_case({type, 40, 14336, n_tok, false, true, false, false, false, false, true});
+        check_activated(type, type, TE_SILU, 5632, 1024, n_tok, 1);
+        check_activated(type, type, TE_RELU, 300, cols, n_tok, 1e6);
+        check_products_together(type, n_tok);
     }
     if (type == TE_Q4_K) check_activated(type, TE_Q6_K, TE_SILU, 1024, 1024, 40, 1);
     for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);

@@ -138,11 +138,12 @@ static void check_attention_case(const heads_case &k) {
     op.scratch = device_new<float>(api->prompt_attention_floats(dev, &op));
     op.grouped = n_tok;
     // Of few tokens the result once more, in F16.
-    const bool halved = n_tok > TE_CUDA_MAX_TOK && n_tok <= TE_CUDA_WIDE_TOK && k.n_head * d % 256 == 0;
+    const bool halved = n_tok > TE_CUDA_MAX_TOK && n_tok <= 128 && k.n_head * d % 256 == 0;
+    const bool few = n_tok <= TE_CUDA_WIDE_TOK;
     is_true(!halved || api->attention_halves(dev, &op), "few tokens, but no result in F16");
     halves half = {};
     if (halved) {
-        half = halves_new(n_tok, k.n_head * d, k.norm ? TE_Q4_0 : TE_F16);
+        half = halves_new(n_tok, k.n_head * d, few && !k.norm ? TE_F16 : TE_Q4_0);
         op.half = half.h.v;
         op.half_scale = half.h.scale;
         op.half_tiles = half.h.tiles;
@@ -279,6 +280,18 @@ static void check_attention() {
     check_attention_case({4, 2, 36, TE_F16, TE_F16, norm, 36, false, {610}, {50}});
     check_attention_case({8, 2, 128, TE_Q8_0, TE_F32, norm, 128, false, {5, 800}, {33, 20}, 0, true});
     check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, false, {0, 500}, {10, 40}, 0, false, 0.5f});
+    // Many short sequences, of which each block takes some; and long ones among them.
+    for (int n : {13, 16, 25}) {
+        std::vector<int> first, of;
+        for (int i = 0; i < n; i++) {
+            first.push_back(i % 7 == 3 ? 200 + 31 * i : i % 3);
+            of.push_back(4 + i % 3);
+        }
+        check_attention_case({8, 8, 128, TE_F16, TE_F16, norm, 128, false, first, of});
+        check_attention_case({8, 2, 128, TE_F16, TE_F16, norm, 128, true, first, of, 100});
+        check_attention_case({8, 2, 64, TE_Q8_0, TE_F16, neox, 64, false, first, of});
+        check_attention_case({4, 2, 256, TE_F16, TE_F16, neox, 256, true, first, of, 0, true});
+    }
     for (int window : {1, 33, 64, 100, 500}) {
         check_attention_case({32, 8, 128, TE_F16, TE_F16, norm, 128, false, {100, 900}, {40, 16}, window});
         check_attention_case({4, 2, 64, TE_F16, TE_F16, none, 0, false, {3, 600}, {20, 30}, window, true});

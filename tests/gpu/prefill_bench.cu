@@ -160,7 +160,7 @@ static void bench_products(int type) {
                   {"down by neurons 14336 x 4096", FF, D, true}};
     for (auto &s : shapes) {
         te_mat w = mat(type, s.rows, s.cols);
-        for (int n_tok : {16, 32, 64, 128, 512, 2048}) {
+        for (int n_tok : {16, 32, 33, 64, 128, 512, 2048}) {
             snprintf(name, sizeof name, "gemm %s %s, %d tokens, %s", te_type_get(type)->name, s.what, n_tok, by);
             if (!wanted(name)) continue;
             te_cuda_half from = middle;
@@ -168,8 +168,10 @@ static void bench_products(int type) {
             te_cuda_gemm op = gemm_op(from, n_tok, s.transposed);
             put(&op, w, gate, (size_t)(s.transposed ? s.cols : s.rows), false);
             flops(name, time_us([&] { OK(api->gemm(dev, &op)); }), 2.0 * n_tok * s.rows * s.cols);
-            const te_cuda_half form = api->half_form(dev, type, n_tok, s.transposed ? s.rows : s.cols);
-            if (!form.tiles || (s.transposed && (type != TE_F16 || !form.matrices))) continue;
+            te_cuda_half form = api->half_form(dev, type, n_tok, s.transposed ? s.rows : s.cols);
+            if (!form.tiles || (s.transposed && !form.matrices)) continue;
+            if (s.transposed) form = api->half_form(dev, TE_F16, n_tok, s.rows);
+            if (!form.tiles) continue; // more tokens than products by neuron take
             op.x.ld = form.ld;
             op.x.tiles = form.tiles;
             op.x.words = form.words;
@@ -463,7 +465,7 @@ int main(int argc, char **argv) {
     for (int turn = 0; turn < (blas ? 2 : 1); turn++) {
         if (turn) OK(api->set_blas(dev, blas));
         by = api->gemm_by(dev);
-        for (int type : {TE_F16, TE_Q4_0, TE_Q4_K}) bench_products(type);
+        for (int type : {TE_F16, TE_Q8_0, TE_Q4_0, TE_Q4_K, TE_Q5_K, TE_Q6_K}) bench_products(type);
         for (int type : {TE_F16, TE_Q4_0})
             for (int n_tok : {64, 512, 2048}) {
                 bench_prompt(type, n_tok, 0);

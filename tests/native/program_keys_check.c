@@ -1,5 +1,6 @@
-/* program_keys_check.c - which programs of prompts and sequences' next tokens are kept (native/hybrid/program.c): each from
- * the second in a row on, no more than PI_MIXED, and the one that ran longest ago gives way. */
+/* program_keys_check.c - which programs of prompts and sequences' next tokens, and of many next tokens, are kept
+ * (native/hybrid/program.c): each from the second in a row on, no more than PI_MIXED, and the one that ran longest ago gives
+ * way. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,6 +27,7 @@ int main(void) {
     static pi_session session;
     session.model = &model;
     h.s = &session;
+    h.max_mixed = PI_MANY;
     for (int32_t n = 2; n < 2 + PI_MIXED; n++) {
         check(key(n) == 0, "kept the first time");
         check(key(n) & PI_KEY_MIXED, "not kept the second time");
@@ -52,6 +54,18 @@ int main(void) {
     check(pi_program_key(&h) == 0, "of one sequence kept where the CPU has layers");
     layer.device = 0;
     check(pi_program_key(&h) & PI_KEY_MIXED, "of one sequence kept no more");
+    h.apart = true;
+    h.grouped = 0;
+    h.n_tok = h.n_logits = PI_MANY;
+    check(pi_program_key(&h) && !(pi_program_key(&h) & PI_KEY_MIXED), "of many next tokens as of a prompt and others");
+    h.n_tok = h.n_logits = PI_MANY + 1;
+    check(pi_program_key(&h) == 0 && pi_program_key(&h) == 0, "of more next tokens than products take kept");
+    h.max_mixed = PI_WIDE;
+    check(pi_program_key(&h) == 0, "of more next tokens kept the first time");
+    check(pi_program_key(&h) & PI_KEY_MIXED, "of more next tokens not kept the second time");
+    h.apart = false;
+    h.n_tok = h.grouped = 16;
+    h.n_logits = 1;
     h.decode = true;
     check(pi_program_key(&h) && !(pi_program_key(&h) & PI_KEY_MIXED), "of few tokens as of a prompt and others");
     return 0;

@@ -9,24 +9,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
 from tests.core import capi
-from tests.native.hybrid import Arrays, beyond_rounding
+from tests.native.hybrid import Arrays, beyond_rounding, write
 
 N_SEQ = 20
 PROMPT, GENERATED = TokenKind.PROMPT, TokenKind.GENERATED
 
 
 def opened(
-    model: Model, share: float = 1.0, sparsity: Sparsity = "dense", device: str = "host", **more: Any
+    model: Model,
+    share: float = 1.0,
+    sparsity: Sparsity = "dense",
+    device: str = "host",
+    n_seq: int = N_SEQ,
+    **more: Any,
 ) -> Session:
     """With a share of what a device could hold on one."""
     overhead = 0 if device == "host" else 1 << 30
-    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * N_SEQ, "n_seq": N_SEQ, "n_batch": 128}
+    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * n_seq, "n_seq": n_seq, "n_batch": max(n_seq, 128)}
     asked = Settings(**sizes, sparsity=sparsity, overhead_bytes=overhead, group=1)
     whole = make_plan(model, vram_budget=2, settings=asked, rates=HOST_RATES)
     n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
@@ -79,6 +85,12 @@ CASES: list[tuple[dict[int, int], list[int], int]] = [
     ({10: 3}, [], 3),
     ({10: 61}, [10], 2),
     ({10: 40}, [], 1),
+    (dict.fromkeys(range(9, 18), 4), list(range(9, 18)), 7),
+]
+LONG: list[tuple[dict[int, int], list[int], int]] = [
+    ({10: 100}, [10], 9),
+    ({10: 53, 11: 5, 12: 3}, [11, 12], 9),
+    (dict.fromkeys(range(10, 20), 5), list(range(10, 20)), 10),
 ]
 
 
@@ -97,6 +109,41 @@ def test_as_apart(
         assert beyond_rounding(want, got, model.info.n_layer) < 1
         is_one = not (model.info.n_recurrent and ends)  # a checkpoint is made where a prompt ends
         assert n == (sum(prompts.values()) + len(ends) + n_next if is_one else n_next + len(ends))
+
+
+@pytest.mark.parametrize(("prompts", "ends", "n_next"), LONG)
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q4_0])
+def test_more_than_64_as_apart(
+    kind: Kind, prompts: dict[int, int], ends: list[int], n_next: int, tmp_path: Path
+) -> None:
+    """One program where products of so many tokens are faster together."""
+    with Model(write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", kind)) as model, opened(model) as s:
+        assert s.info.n_mixed == (128 if kind == Kind.Q4_0 else 64)
+        got, want, n = both_ways(s, prompts, ends, n_next)
+        assert beyond_rounding(want, got, model.info.n_layer, int8=kind == Kind.Q4_0) < 1
+        n_front = sum(prompts.values()) if kind == Kind.Q4_0 else 0
+        assert n == n_front + len(ends) + n_next
+
+
+@pytest.mark.parametrize(("n_seq", "n_last"), [(128, 128), (129, 57), (270, 86)])
+def test_more_sequences_than_a_program_takes(n_seq: int, n_last: int, tmp_path: Path) -> None:
+    """Next tokens of more than 128 sequences are several programs of about as many."""
+    rng = np.random.default_rng(3)
+    history, nexts = [tokens(rng, 2 + q % 5) for q in range(n_seq)], tokens(rng, n_seq)
+    file = write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", Kind.Q4_0)
+    with Model(file) as model, opened(model, n_seq=n_seq) as s:
+
+        def begin() -> None:
+            for q, ids in enumerate(history):
+                s.drop(q)
+                s.feed(ids, seq=q, want_logits=False)
+
+        begin()
+        got = feed(s, nexts, list(range(n_seq)), [GENERATED] * n_seq)
+        assert s.last_step[0].n_tokens == n_last
+        begin()
+        want = [feed(s, [t], [q], [GENERATED])[0] for q, t in enumerate(nexts)]
+        assert beyond_rounding(want, got, model.info.n_layer, int8=True) < 1
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen35", "falcon-h1"])
@@ -144,7 +191,7 @@ def last_program(s: Session) -> int:
 def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
     """And where prompts have other neurons than what is generated, or the tokens are too many for products of
     weights as they are."""
-    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu"])
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu"], kind=Kind.F32)
     with Model(path) as model:
         with opened(model) as s:
             assert last_program(s) == 23 and s.info.n_mixed == 64

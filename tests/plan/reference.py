@@ -197,7 +197,7 @@ class Reference:
     def scratch(self) -> int:
         a = self.asked
         tokens, few = a.n_batch, min(a.n_batch, 8)
-        tiled = up(tokens, 16) if tokens > few else tokens  # of inputs in F16
+        tiled = up(tokens, 32) if tokens > few else tokens  # of inputs in F16
         q, kv = self.n_head * self.head, self.n_head_kv * self.head
         mlp = any(name.endswith("fc1.weight") for name in self.tensors) and a.predictor == "mlp"
         sign = 2 * (up(self.n_embd, 64) // 64) if a.predictor == "sign" else 0
@@ -215,14 +215,14 @@ class Reference:
             1,
             max(self.hidden * self.n_first, few * self.n_ff),
             (self.hidden + tiled * (max(q, self.n_embd) + 512) + (tiled - tokens) * self.n_ff) // 2 + 16,
-            min(tiled, 64) * (self.n_embd + 256) // 2 + 129 if tokens > few else 0,
+            min(tiled, 128) * (self.n_embd + 256) // 2 + 257 if tokens > few else 0,
             tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
             max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
             self.n_head * max((3 if tokens > few else 2) * few * (self.head + 2) * 32 + tokens, prompts),
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
         tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read
-        recorded = max(0, min(a.n_seq, tokens, 64) - 8) * self.n_layer * (48 << 10)
+        recorded = max(0, min(a.n_seq, tokens, 64) - 8) * self.n_layer * (56 << 10)
         return (
             up(tables, 256) + up(self._converted, 256) + sum(up(4 * part, 256) for part in parts) + recorded
         )

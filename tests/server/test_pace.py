@@ -124,6 +124,21 @@ def test_a_part_beside_others_in_one_program(n_generating: int, wanted: int) -> 
     assert dear <= 5 or wanted + n_generating > 64
 
 
+@pytest.mark.parametrize(
+    ("n_generating", "dear", "wanted"),
+    [(8, 0, 120), (8, 3, 56), (32, 0, 96), (32, 3, 32), (50, 0, 72), (60, 0, 64), (60, 3, 64)],
+)
+def test_a_part_in_a_program_of_up_to_128(n_generating: int, dear: float, wanted: int) -> None:
+    """Where one of more than 64 takes much longer, those of 64 are known, too."""
+    pace, parts = Pace(n_mixed=128), []
+    for _ in range(600):
+        parts.append(pace.part(1, n_generating))
+        n = parts[-1] + n_generating
+        seconds = 5.0 if not parts[-1] else 7.0 if n <= 64 else 8.0 + dear if n <= 128 else 30.0
+        pace.saw(parts[-1], n_generating, seconds)
+    assert parts.count(wanted) > 0.9 * sum(part > 0 for part in parts), Counter(parts)
+
+
 def test_before_anything_is_known() -> None:
     pace = Pace()
     pace.saw(128, 0, 5.0)  # alone: nobody waits
@@ -250,26 +265,27 @@ def test_what_a_step_takes_by_itself_is_measured_again() -> None:
     assert parts[-1] == 128
 
 
-def h100(part: int, n_generating: int, depth: int) -> float:
+def h100(part: int, n_generating: int, depth: int, n_mixed: int = 64) -> float:
     """About what a step takes with a model of 4 GB."""
     quiet = float(np.interp(n_generating, [1, 8, 32, 64], [2.0, 4.1, 5.5, 8.4]))
     if not part:
         return quiet
     deep = 1.4 * depth / 8000
-    if part + n_generating > 64:
+    if part + n_generating > n_mixed:
         return quiet + float(np.interp(part, [16, 64, 128, 512], [4.6, 6.1, 12.0, 22.0])) + deep
-    return float(np.interp(part + n_generating, [16, 32, 64], [4.6, 6.0, 7.2])) + deep
+    return float(np.interp(part + n_generating, [16, 32, 64, 80, 96, 128], [4.6, 6.0, 7.2, 9, 10, 12])) + deep
 
 
+@pytest.mark.parametrize("n_mixed", [64, 128])
 @pytest.mark.parametrize("n_generating", range(1, 65))
-def test_beside_any_number(n_generating: int) -> None:
+def test_beside_any_number(n_generating: int, n_mixed: int) -> None:
     """Prompts of 8,000 tokens, one after the other: steps but few are at most twice as long as quiet ones.
     Where even the smallest part takes longer, others have steps between them."""
-    pace, took, n_read = Pace(n_mixed=64), [], 0
+    pace, took, n_read = Pace(n_mixed=n_mixed), [], 0
     quiet = h100(0, n_generating, 0)
     while n_read < 4 * 8000:
         part = min(pace.part(1, n_generating), 8000 - n_read % 8000)
-        seconds = h100(part, n_generating, n_read % 8000)
+        seconds = h100(part, n_generating, n_read % 8000, n_mixed)
         pace.saw(part, n_generating, seconds)
         took.append(seconds / quiet)
         n_read += part
@@ -373,6 +389,22 @@ def test_the_number_that_generate_counts() -> None:
     assert pace.part(1, 64) == 64 == pace.part(1, 90)
     assert pace.part(1, 1) == 16
     assert pace.part(1, 30) == 0  # so many were never seen
+
+
+def test_what_is_known_beside_twice_as_many_counts_until_it_is_measured() -> None:
+    pace = Pace(n_mixed=128)
+    settled(pace, lambda n: 1 + 0.02 * n, 7.0, 1, 64)
+    for _ in range(3):
+        pace.saw(0, 40, 6.0)
+    parts = []
+    for _ in range(200):
+        parts.append(pace.part(8, 40))
+        pace.saw(parts[-1], 40, 6.0 if not parts[-1] else 8.0 if parts[-1] <= 32 else 90.0)  # not so there
+    assert parts[0] >= 64
+    assert 0 < sum(part > 32 for part in parts) <= 4, parts
+    for _ in range(3):
+        pace.saw(0, 2, 2.0)
+    assert pace.part(8, 2) == 16  # others are too many, or too few
 
 
 def test_guesses_are_no_prompts(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

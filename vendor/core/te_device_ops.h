@@ -119,7 +119,7 @@ typedef struct te_attention_args {
         n_before;    /* the first so many tokens' K and V are stored, but their results are not wanted: q and out may be
                          anything */
     int32_t grouped; /* so many in front have their sequence's next to them; behind these no two are of one */
-    int32_t apart;   /* no two tokens are of one sequence */
+    int32_t apart;   /* no two tokens are of one sequence; with `half` the first n_before are left out */
     /* The format of the matrix that the result is multiplied with next; -1: of none, also where anything (a gate, a norm)
      * comes between that changes it first. */
     int32_t next_type;

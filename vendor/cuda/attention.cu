@@ -449,11 +449,10 @@ size_t attention_counters(te_cuda *d, const te_attention_args *op) {
 int32_t attention_halves(te_cuda *d, const te_attention_args *op) {
     if (op->n_head * op->n_embd_head % 256) return 0;
     if (op->apart || !op->grouped) return may_be_of_many(d, op);
-    te_attention_args front = *op, rest = *op; // prompts' tokens, and those behind them, in tiles of their own
-    front.n_tok = op->grouped;
-    rest.n_tok = op->n_tok - op->grouped;
+    te_attention_args front = *op, rest = *op; // prompts' tokens, and those behind them
+    front.n_tok = rest.n_before = op->grouped;
     rest.apart = 1;
-    return prompt_attention_halves(d, &front) && (!rest.n_tok || (front.n_tok % 8 == 0 && may_be_of_many(d, &rest)));
+    return prompt_attention_halves(d, &front) && (rest.n_tok == rest.n_before || may_be_of_many(d, &rest));
 }
 
 int32_t attends_beside(const te_linear_args *op) {

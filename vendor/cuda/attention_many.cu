@@ -2,7 +2,7 @@
 //
 // A warp takes some query heads that share a KV head, for one token, and waits for no other warp: with so many tokens there
 // is work for all. Of fewer tokens two or four warps of a block share the positions, and the first of them puts their sums
-// together.
+// together. The first n_before tokens are others', and left out.
 #include <climits>
 
 #include "attention_head.cuh"
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(32 * MANY_WARPS) many_kernel(const __grid_cons
     const te_attention_args &a = args.op;
     extern __shared__ uint4 shared[];
     many_room<G, D> *rooms = (many_room<G, D> *)shared;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = blockIdx.y;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = a.n_before + (int)blockIdx.y;
     const int share = args.share, part = warp % share, unit = (int)(blockIdx.x * MANY_WARPS + warp) / share;
     many_room<G, D> &s = rooms[warp];
     const bool works = unit < a.n_head_kv * args.chunks;
@@ -150,7 +150,8 @@ static many_args prepare(const te_cuda *d, const te_attention_args *op, int *var
     a.group = op->n_head / op->n_head_kv;
     *variant = a.group == 1 ? 0 : 1;
     a.chunks = divide_up(a.group, *variant ? 4 : 1);
-    const int64_t units = (int64_t)op->n_head_kv * a.chunks * op->n_tok, most = MANY_WARPS * MANY_BLOCKS * d->info.n_sm;
+    const int64_t units = (int64_t)op->n_head_kv * a.chunks * (op->n_tok - op->n_before),
+                  most = MANY_WARPS * MANY_BLOCKS * d->info.n_sm;
     a.share = 4 * units <= most ? 4 : 2 * units <= most ? 2 : 1;
     return a;
 }
@@ -160,13 +161,15 @@ bool may_be_of_many(const te_cuda *d, const te_attention_args *op) {
     if (!op->apart || op->n_tok > 65535 || !has_short_rows(op)) return false;
     int variant;
     const many_args a = prepare(d, op, &variant);
-    return (int64_t)op->n_head_kv * a.chunks * op->n_tok >= d->info.n_sm;
+    // Of query heads that share one a warp has four, one after the other: worth it only where there are many warps.
+    return (int64_t)op->n_head_kv * a.chunks * (op->n_tok - op->n_before) >= (variant ? 4 : 1) * d->info.n_sm;
 }
 
 template <int G, int D> static te_status run(te_cuda *d, const many_args &a) {
     const int units = a.op.n_head_kv * a.chunks * a.share;
-    return launch(d, "attention", many_kernel<G, D>, dim3((unsigned)divide_up(units, MANY_WARPS), (unsigned)a.op.n_tok),
-                  32 * MANY_WARPS, MANY_WARPS * sizeof(many_room<G, D>), a);
+    return launch(d, "attention", many_kernel<G, D>,
+                  dim3((unsigned)divide_up(units, MANY_WARPS), (unsigned)(a.op.n_tok - a.op.n_before)), 32 * MANY_WARPS,
+                  MANY_WARPS * sizeof(many_room<G, D>), a);
 }
 
 te_status attention_of_many(te_cuda *d, const te_attention_args *op) {

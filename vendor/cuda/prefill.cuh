@@ -16,6 +16,7 @@ struct te_cuda_prefill {
     int forked, loaded, freed;    // bits of slots
     cudaEvent_t passed[2];        // load_mark's
     int marked;                   // bits of these
+    int at_once[9]; // clusters of so many blocks, one to a multiprocessor, that run at once; [0]: whether asked
 };
 
 namespace te {
@@ -72,6 +73,8 @@ te_status check_act(te_cuda *d, const te_cuda_gemm *op); // an activation of the
 // wide_ring.cu: the same of products with F16.
 int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok);
 te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op);
+// wide_neurons.cu: transposed ones with other formats, whose input is as for F16.
+te_status multiply_neurons(te_cuda *d, const te_cuda_gemm *op);
 
 // Rows r0 to r0 + n - 1 of a matrix as F16, rows of `ld` values; gemm_weights.cu.
 te_status to_half(te_cuda *d, const te_mat *m, int r0, int n, void *to, int ld);

@@ -101,11 +101,32 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 }
 
+// Where eight values of a row stand in shared memory: no two of eight rows in one bank.
+template <int D> __device__ __forceinline__ int place_of(int row, int unit) { return row * D + (unit ^ (row & 7)) * 8; }
+
+// A tile of K or V that is not F16, or whose rows are not of whole 16 bytes, by all threads of a block: n positions of heads of
+// d values, then zeros. Apart from the kernel, whose code is read anew by each launch.
+template <int D, int TILE, int THREADS>
+__device__ __noinline__ void convert_tile(uint16_t *to, const uint8_t *from, int bytes, int type, int n, int d) {
+    for (int e = threadIdx.x; e < TILE * (D / 8); e += THREADS) {
+        const int r = e / (D / 8), c = e % (D / 8);
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool there = r < n && 8 * c + 2 * i < d;
+            const float2 f = there ? pair_of(type, from + (size_t)(r * bytes), 8 * c + 2 * i) : make_float2(0, 0);
+            w[i] = half2_of(f.x, f.y);
+        }
+        *(uint4 *)(to + place_of<D>(r, c)) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
 // D: values of a head, rounded up. MATS: matrices of 16 rows of a warp: with two, what is read of K and V serves twice.
 // STAGES: tiles of K and V in flight. FEW: up to FEW_TOK tokens. Where positions are cut depends on the last and
-// first ones of all of a sequence's tokens, so that a token's bits do not depend on who shares its block.
+// first ones of all of a sequence's tokens, so that a token's bits do not depend on who shares its block. Which of the
+// blocks takes a part does: of short sequences, which have one part each, all blocks have some.
 template <int D, int WARPS, int MATS, int TILE, int STAGES, bool FEW = false>
-__global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constant__ prompt_args args) {
+__global__ void __launch_bounds__(32 * WARPS, FEW ? 2 : 1) prompt_kernel(const __grid_constant__ prompt_args args) {
     constexpr int ROWS = 16 * MATS * WARPS, THREADS = 32 * WARPS, UNITS = D / 8;
     const te_attention_args &a = args.op;
     extern __shared__ uint4 shared[];
@@ -114,7 +135,7 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, d = a.n_embd_head;
     const int kvh = blockIdx.y / args.chunks, first = blockIdx.y % args.chunks * args.share;
     const int n_tok = ROWS / args.share, t0 = a.n_before + (gridDim.x - 1 - blockIdx.x) * n_tok; // the longest first
-    auto at = [](int row, int unit) { return row * D + (unit ^ (row & 7)) * 8; };
+    auto at = [](int row, int unit) { return place_of<D>(row, unit); };
     dep_go();
     dep_wait();
     for (int i = tid; i < MAX_ROWS; i += THREADS) {
@@ -150,37 +171,28 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         const size_t row = ((size_t)block * a.n_head_kv + kvh) * TE_CUDA_KV_BLOCK + p0 % TE_CUDA_KV_BLOCK;
         const uint8_t *k = (const uint8_t *)a.k_pool + row * (size_t)args.row_k,
                       *v = (const uint8_t *)a.v_pool + row * (size_t)args.row_v;
-        for (int e = tid; e < TILE * UNITS; e += THREADS) {
-            const int r = e / UNITS, c = e % UNITS;
-            const bool there = p0 + r < end && 8 * c < d;
-            auto put = [&](bool wide, uint16_t *to, const uint8_t *from, size_t bytes, int type) {
-                to += at(r, c);
-                if (wide) {
-                    fetch16(to, there ? from + r * bytes + 16 * c : from, there);
-                    return;
-                }
-                uint32_t w[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float2 f =
-                        there && 8 * c + 2 * i < d ? pair_of(type, from + r * bytes, 8 * c + 2 * i) : make_float2(0, 0);
-                    w[i] = half2_of(f.x, f.y);
-                }
-                *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
-            };
-            put(wide_k, ks, k, (size_t)args.row_k, a.type_k);
-            put(wide_v, vs, v, (size_t)args.row_v, a.type_v);
-        }
+        auto bring = [&](bool wide, uint16_t *to, const uint8_t *from, int bytes, int type) {
+            if (!wide) return convert_tile<D, TILE, THREADS>(to, from, bytes, type, end - p0, d);
+#pragma unroll 4
+            for (int e = tid; e < TILE * UNITS; e += THREADS) {
+                const int r = e / UNITS, c = e % UNITS;
+                const bool there = p0 + r < end && 8 * c < d;
+                fetch16(to + at(r, c), there ? from + (size_t)(r * bytes + 16 * c) : from, there);
+            }
+        };
+        bring(wide_k, ks, k, args.row_k, a.type_k);
+        bring(wide_v, vs, v, args.row_v, a.type_v);
         fetches_end();
     };
     float out[MATS][D / 8][4] = {}, best[MATS][2], total[MATS][2] = {};
-    int rows[MATS][2];
+    int rows[MATS][2], token[MATS][2], part_of[MATS][2] = {}, n_before = 0; // n_before: sequences in front of this one
 #pragma unroll
     for (int m = 0; m < MATS; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             best[m][h] = -INFINITY;
             rows[m][h] = 16 * (MATS * warp + m) + lane / 4 + 8 * h;
+            token[m][h] = is_row(rows[m][h]) ? rows[m][h] / args.share : MAX_ROWS; // none
         }
     // Powers of 2 are cheaper than of e. Under a soft cap scores are scaled before.
     const float cap = a.soft_cap, scale = cap > 0 ? 1.0f : a.scale * 1.442695041f;
@@ -191,14 +203,33 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
             end = max(end, token_pos[i1] + 1);
             if (token_pos[i1] >= 0) begin = min(begin, first_seen(a, token_pos[i1]));
         }
-        for (int t = lane; FEW && end && t < a.n_tok; t += 32) {
-            if (all_seq[t] != seq || all_pos[t] < 0) continue;
-            end = max(end, all_pos[t] + 1);
-            begin = min(begin, first_seen(a, all_pos[t]));
+        if (FEW && end &&
+            ((i0 == 0 && t0 > 0) || i1 == n_tok)) { // more of it, all together, may stand before these, or behind
+            for (int t = lane; t < a.n_tok; t += 32) {
+                if (all_seq[t] != seq || all_pos[t] < 0) continue;
+                end = max(end, all_pos[t] + 1);
+                begin = min(begin, first_seen(a, all_pos[t]));
+            }
+            for (int o = 16; o; o /= 2) {
+                end = max(end, __shfl_xor_sync(~0u, end, o));
+                begin = min(begin, __shfl_xor_sync(~0u, begin, o));
+            }
         }
-        for (int o = 16; FEW && o; o /= 2) {
-            end = max(end, __shfl_xor_sync(~0u, end, o));
-            begin = min(begin, __shfl_xor_sync(~0u, begin, o));
+        int n_tiles = (end + TILE - 1) / TILE, first_tile = end ? begin / TILE : 0;
+        if (FEW) {
+            const int part = (int)(blockIdx.z + n_before++) % args.parts,
+                      per = max(LEAST_TILES, (n_tiles - first_tile + args.parts - 1) / args.parts);
+            first_tile += part * per;
+            n_tiles = min(n_tiles, first_tile + per);
+#pragma unroll
+            for (int m = 0; m < MATS; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    if (token[m][h] >= i0 && token[m][h] < i1) part_of[m][h] = part;
+            if (first_tile >= n_tiles) { // the same in all of the block
+                i0 = i1;
+                continue;
+            }
         }
         // How many positions a row sees; of the warp's rows the most, and the least of those that are some token's.
         int limit[MATS][2], most = 0, least = 0x7fffffff;
@@ -206,22 +237,16 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         for (int m = 0; m < MATS; m++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int i = rows[m][h] / args.share;
-                limit[m][h] = i >= i0 && i < i1 ? pos_of(rows[m][h]) + 1 : 0;
+                const int i = token[m][h];
+                limit[m][h] = i >= i0 && i < i1 ? token_pos[i] + 1 : 0;
                 most = max(most, limit[m][h]);
-                if (is_row(rows[m][h])) least = min(least, limit[m][h]);
+                if (i < MAX_ROWS) least = min(least, limit[m][h]);
             }
         for (int o = 16; o; o /= 2) {
             most = max(most, __shfl_xor_sync(~0u, most, o));
             least = min(least, __shfl_xor_sync(~0u, least, o));
         }
         i0 = i1;
-        int n_tiles = (end + TILE - 1) / TILE, first_tile = end ? begin / TILE : 0;
-        if (FEW) {
-            const int per = max(LEAST_TILES, (n_tiles - first_tile + args.parts - 1) / args.parts);
-            first_tile += (int)blockIdx.z * per;
-            n_tiles = min(n_tiles, first_tile + per);
-        }
         // The table is asked a tile earlier than its answer is needed.
         auto block_at = [&](int tile) {
             return tile < n_tiles ? __ldcg(a.table + (size_t)seq * a.ld_table + tile * TILE / TE_CUDA_KV_BLOCK) : 0;
@@ -341,12 +366,12 @@ __global__ void __launch_bounds__(32 * WARPS) prompt_kernel(const __grid_constan
         for (int h = 0; h < 2; h++) {
             total[m][h] += __shfl_xor_sync(~0u, total[m][h], 1);
             total[m][h] += __shfl_xor_sync(~0u, total[m][h], 2);
-            const int r = rows[m][h], i = r / args.share, t = t0 + i, head = first + r % args.share;
-            if (!is_row(r)) continue;
+            const int i = token[m][h], t = t0 + i, head = first + rows[m][h] % args.share;
+            if (i == MAX_ROWS) continue;
             if (FEW) {
-                float *to =
-                    args.part + (((size_t)t * a.n_head + (size_t)(kvh * args.group + head)) * args.parts + blockIdx.z) *
-                                    (size_t)(d + PART_BEGIN);
+                float *to = args.part +
+                            (((size_t)t * a.n_head + (size_t)(kvh * args.group + head)) * args.parts + part_of[m][h]) *
+                                (size_t)(d + PART_BEGIN);
                 if (lane % 4 == 0) *(float2 *)to = make_float2(best[m][h], total[m][h]);
                 if (best[m][h] == -INFINITY) continue;
 #pragma unroll
@@ -475,9 +500,7 @@ size_t prompt_attention_floats(te_cuda *d, const te_attention_args *op) {
     return heads * ((size_t)v->d / 2 + (size_t)a.parts * (size_t)(op->n_embd_head + PART_BEGIN));
 }
 
-bool prompt_attention_halves(te_cuda *d, const te_attention_args *op) {
-    return op->n_tok <= TE_CUDA_WIDE_TOK && parts_of(d, op);
-}
+bool prompt_attention_halves(te_cuda *d, const te_attention_args *op) { return parts_of(d, op) > 0; }
 
 te_status prompt_attention(te_cuda *d, const te_attention_args *op) {
     if (op->n_tok < 1 || op->n_tok > 65535 || op->n_before < 0 || op->n_before > op->n_tok)

@@ -205,7 +205,7 @@ typedef struct te_cuda_scores {
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
  * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least.
  * Of input with tiles (half_form() for the type of each w) weights are read as they are: no scratch, no marks; transposed
- * only those of F16, of input in matrices. */
+ * only where that is in matrices, one at a time, of input for F16, which must be in matrices, too. */
 typedef struct te_cuda_gemm {
     te_cuda_half x;
     int32_t n_tok, transposed;
@@ -338,7 +338,7 @@ typedef struct te_cuda_api {
     const char *(*gemm_by)(te_cuda *d);
     size_t (*gemm_scratch)(te_cuda *d, const te_mat *w, int32_t n_tok, size_t *least);
     /* The form of n_tok tokens' input for matrices of this type with so many columns: v and scale NULL, tiles not 0 where
-     * that is faster, which it is for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK tokens. */
+     * that is faster, which it is for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK tokens, of some types more. */
     te_cuda_half (*half_form)(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols);
     te_status (*halve)(te_cuda *d, const te_cuda_halve *op);
     te_status (*scores)(te_cuda *d, const te_cuda_scores *op);

@@ -23,17 +23,18 @@ te_cuda_half half_form(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols) {
     const int i = kernel_for(n_tok);
     te_cuda_half h = {};
     h.ld = (size_t)divide_up(cols, 8) * 8;
-    if (!k || i == WIDE_KERNELS || wide_smem(wide_tiles[i]) > d->smem_block) return h;
+    const int groups = group_tiles_for(d, type, n_tok); // which takes more tokens than the others
+    if (!k || (!groups && (i == WIDE_KERNELS || wide_smem(wide_tiles[i]) > d->smem_block))) return h;
     h.ld = (size_t)divide_up(cols, 256) * 256;
-    h.tiles = wide_tiles[i];
     h.words = k->words;
-    if (const int tiles = ring_tiles_for(d, type, n_tok)) {
+    if (groups) {
+        h.tiles = groups;
+        h.matrices = HALF_IN_TURN;
+    } else if (const int tiles = ring_tiles_for(d, type, n_tok)) {
         h.tiles = tiles;
         h.matrices = HALF_IN_ORDER;
-    }
-    if (const int tiles = group_tiles_for(d, type, n_tok)) {
-        h.tiles = tiles;
-        h.matrices = HALF_IN_TURN;
+    } else {
+        h.tiles = wide_tiles[i];
     }
     return h;
 }
@@ -49,7 +50,8 @@ static int splits_of(const te_cuda *d, int blocks, int per_sm, int chunks) {
 
 te_status multiply_wide(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
-    if (x.matrices == HALF_IN_ORDER) return multiply_ring(d, op);
+    if (x.matrices == HALF_IN_ORDER)
+        return op->transposed && op->product[0].w.type != TE_F16 ? multiply_neurons(d, op) : multiply_ring(d, op);
     if (x.matrices) return multiply_groups(d, op);
     if (op->act) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: an activation of these products"));
     const int at = kernel_for(op->n_tok);

@@ -1,4 +1,4 @@
-// wide_groups.cu - products of 9 to 64 tokens on Hopper: which there are, and how rows and columns are shared out.
+// wide_groups.cu - products of 9 to 128 tokens on Hopper: which there are, and how rows and columns are shared out.
 #include "prefill.cuh"
 #include "wide_groups.cuh"
 
@@ -17,9 +17,12 @@ static int kernel_for(int n_tok) {
 
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
-    const bool has = d->info.major == 9 && kernels_of_groups(type) && n_tok > TE_CUDA_MAX_TOK &&
-                     n_tok <= TE_CUDA_WIDE_TOK && d->smem_block >= GROUP_ROOM + 1024;
-    return has ? group_tiles[kernel_for(n_tok)] : 0;
+    const group_kernels *k = kernels_of_groups(type);
+    const bool has = d->info.major == 9 && k && n_tok > TE_CUDA_MAX_TOK && n_tok <= GROUP_TOK &&
+                     d->smem_block >= GROUP_ROOM + 2048 && has_maps();
+    const int tiles = has ? group_tiles[kernel_for(n_tok)] : 0;
+    // One stage of rows and of the tokens' values comes while another is multiplied.
+    return has && group_smem(tiles, k->row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 2, 2) <= GROUP_ROOM ? tiles : 0;
 #else
     (void)d;
     (void)type;
@@ -29,22 +32,43 @@ int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 }
 
 struct group_cut {
-    int blocks, across, deep, splits, stages;
+    int each, blocks, across, deep, splits, slots, stages;
 };
 
+// Blocks of so many groups; each has rows of one product.
+static int blocks_of(const group_args &a, int each) {
+    if (a.activates) return divide_up(a.groups, each);
+    int n = 0;
+    for (int i = 0; i < a.n_products; i++) n += divide_up(divide_up(a.product[i].rows, 16), each);
+    return n;
+}
+static int groups_each(const group_args &a, int blocks) { // with at most so many blocks
+    int each = divide_up(a.groups, blocks);
+    while (blocks_of(a, each) > blocks) each++;
+    return each;
+}
+
 // A block, or two that split its columns, for each multiprocessor, or as many for each where it cannot have so many groups.
-static group_cut cut_of(const te_cuda *d, int groups, int cols, int tiles, int slot) {
-    const int pairs = d->info.n_sm / 2, n = divide_up(cols, GROUP_COLS);
+static group_cut cut_of(const te_cuda *d, const group_args &a, int tiles, int row_bytes) {
+    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS);
     group_cut c = {};
-    c.splits = n > 1 && groups <= pairs * GROUP_WARPS ? 2 : 1;
-    const int wanted = c.splits == 2 ? pairs : d->info.n_sm * divide_up(groups, (int64_t)d->info.n_sm * GROUP_WARPS);
-    c.blocks = wanted < groups ? wanted : groups;
-    c.across = divide_up(divide_up(groups, c.blocks), 4) * 4;
+    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= GROUP_WARPS ? 2 : 1;
+    int turns = 1;
+    auto wanted = [&] { return c.splits == 2 ? pairs : d->info.n_sm * turns; };
+    while (wanted() < a.n_products || groups_each(a, wanted()) > GROUP_WARPS) turns++;
+    c.each = groups_each(a, wanted());
+    c.blocks = blocks_of(a, c.each);
+    c.across = divide_up(c.each, 4) * 4;
     c.deep = GROUP_WARPS / c.across < GROUP_DEEP ? GROUP_WARPS / c.across : GROUP_DEEP;
     // As many stages as there are, or find room, and as many for each of `deep`.
-    const int all = divide_up(divide_up(n, c.splits), c.deep) * c.deep;
-    c.stages = all < GROUP_STAGES ? all : GROUP_STAGES;
-    while (c.stages > c.deep && group_smem(tiles, slot, c.across, c.deep, c.stages) > GROUP_ROOM) c.stages -= c.deep;
+    const int all = divide_up(divide_up(n, c.splits), c.deep) * c.deep, most = GROUP_STAGES / c.deep * c.deep,
+              ahead = GROUP_AHEAD / (c.each * 16 * row_bytes) / c.deep * c.deep;
+    auto fits = [&] { return group_smem(tiles, row_bytes, c.each, c.across, c.deep, c.slots, c.stages) <= GROUP_ROOM; };
+    c.stages = all < most ? all : most;
+    c.slots = c.stages < ahead ? c.stages : ahead > 2 * c.deep ? ahead : 2 * c.deep;
+    while (c.stages > 2 * c.deep && !fits()) c.stages -= c.deep;
+    while (c.slots > c.deep && !fits()) c.slots -= c.deep;
+    while (c.stages > c.deep && !fits()) c.stages -= c.deep;
     return c;
 }
 
@@ -72,7 +96,8 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
         const group_kernels *k = kernels_of_groups(w->type);
         if (!k || k->words != x.words)
             return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not that of weights of type %d", (int)w->type));
-        group_args a = {};
+        group_job job = {};
+        group_args &a = job.of;
         a.x = (const uint4 *)x.v;
         a.scale = x.scale;
         a.n_tok = op->n_tok;
@@ -100,14 +125,28 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
             a.counter = op->counter;
             a.groups = divide_up(op->act->n, 8);
         }
-        const group_cut c = cut_of(d, a.groups, w->cols, x.tiles, k->slot);
+        const group_cut c = cut_of(d, a, x.tiles, k->row_bytes);
+        a.each = c.each;
         a.across = c.across;
         a.deep = c.deep;
         a.splits = c.splits;
+        a.slots = c.slots;
         a.stages = c.stages;
+        int first = 0;
+        for (int j = 0; j < a.n_products; j++) {
+            wide_product &p = a.product[j];
+            p.first = first;
+            first += divide_up(divide_up(p.rows, 16), c.each) * c.each;
+            for (int i = 0; i < k->parts; i++) {
+                const group_part part = k->part(i, w->cols);
+                TE_CUDA_TRY(map_box(d, p.w + part.at, MAP_BYTES, (int)part.length, p.rows, p.stride, part.width,
+                                    (op->act ? 8 : 16) * c.each, &job.map[j][i]));
+            }
+        }
         TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[at], dim3((unsigned)(c.blocks * c.splits)), (unsigned)c.splits,
-                                    32 * c.across * c.deep, group_smem(x.tiles, k->slot, c.across, c.deep, c.stages),
-                                    a));
+                                    32 * c.across * c.deep + 64,
+                                    group_smem(x.tiles, k->row_bytes, c.each, c.across, c.deep, c.slots, c.stages),
+                                    job));
     }
     return TE_OK;
 }

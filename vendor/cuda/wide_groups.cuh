@@ -1,12 +1,11 @@
-// wide_groups.cuh - products of 9 to 64 tokens with quantised matrices on Hopper, whose wgmma lets four warps multiply
+// wide_groups.cuh - products of 9 to 128 tokens with quantised matrices on Hopper, whose wgmma lets four warps multiply
 // together, with tokens' values where they are in shared memory: weights become F16 in registers while it does.
 //
-// A warp has a group of 16 rows and all tokens. Groups are dealt out evenly, so that each multiprocessor has as many bytes
-// to read: at most `across` of them to a block. Columns are cut into stages of 256, which `deep` warps of each group take in
-// turn. A warp's rows of its next stage come into shared memory while it multiplies those of this one, the first of them
-// before the kernel in front has ended. The tokens' values of a stage are brought by one copy, as many ahead as there is
-// room for: the last warp that leaves a stage asks for the next one there. Blocks of a cluster have the same groups and a
-// part of the columns each (`splits`): in the end each adds up some of the rows, over all parts in order.
+// A warp has a group of 16 rows and all tokens. A block has `each` groups of one product. Columns are cut into stages of 256,
+// which `deep` warps of each group take in turn. One more warp brings the rows of stages into a ring, by copies of the
+// hardware of all of a block's rows at once, the first of them before the kernel in front has ended; another one brings the
+// tokens' values into a ring of their own. Blocks of a cluster have the same groups and a part of the columns each
+// (`splits`): in the end each adds up some of the rows, over all parts in order.
 //
 // Of a feed-forward's gate and up a group has eight rows each, and what is written is their activation, in F16.
 #ifndef TE_CUDA_WIDE_GROUPS_CUH
@@ -22,44 +21,41 @@
 namespace te {
 
 constexpr int GROUP_WARPS = 12, GROUP_THREADS = 32 * GROUP_WARPS;
-constexpr int GROUP_DEEP = 2;    // warps of a group of rows, at most
-constexpr int GROUP_SLOTS = 2;   // stages of a warp's rows in shared memory; with more on its way all were slower
-constexpr int GROUP_STAGES = 12; // of the tokens' values, at most
+constexpr int GROUP_DEEP = 2;           // warps of a group of rows, at most
+constexpr int GROUP_STAGES = 16;        // of rows and of the tokens' values, at most
+constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
 constexpr int GROUP_COLS = 32 * WIDE_UNITS;
-constexpr int GROUP_HEAD = 256;        // bytes in front of the stages: barriers, and how many have left
-constexpr int GROUP_ROOM = 226 * 1024; // of a block of Hopper, which has 1 KB more for what kernels declare
+constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
+constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
+constexpr int GROUP_TOK = 128;         // tokens, at most
 
-// How a format's rows pass through shared memory, 16 rows and GROUP_COLS columns at a time:
-//     pieces, slot             of 16 bytes, of a row; bytes of all rows
-//     first(i, n), step(i)     where piece i of a row of n columns is, and bytes from there to the next GROUP_COLS'
-//     there(i, k, n)           how many of its bytes are the row's, of the k-th GROUP_COLS
-//     place(r, i)              where it is put, of row r
-//     take(r, s, at, k, c, q)  what lane q of four holds (wide.cuh) of row `at`, of part c of the k-th GROUP_COLS
-//     word_at(n), word_step    if it has `word`: four bytes more of a row, which are at a multiple of four
+// How a format's rows pass through shared memory, GROUP_COLS columns of a stage at a time: in `parts`, each an array in a
+// row, of which a stage has `width` bytes. A part's bytes of all of a block's rows are together.
+//     at(i, n), length(i, n)     where part i of a row of n columns begins, and its bytes
+//     place(i, k)                where its bytes of the k-th GROUP_COLS begin in it
+//     row_of(g)                  which of eight rows a lane has, so that lanes that read together want different banks
+//     take(r, s, n, at, k, c, q) what lane q of four holds (wide.cuh) of row `at` of n, of part c of the k-th GROUP_COLS
+// Parts of 128 and 64 bytes lie as map_box arranges them: of eight rows pieces of sixteen bytes change places.
 template <class C> struct grouped;
+__device__ __forceinline__ int group_swizzled(int at, int piece) { return 128 * at + 16 * (piece ^ at % 8); }
 
-// Blocks of 32 columns: all of BYTES each, then all scales. Eight lanes at a time read two rows; of every other row the
-// halves of 128 bytes have changed places, so that no two of these lanes want one bank.
+// Blocks of 32 columns: all of BYTES each, then all scales.
 template <class C, int BYTES> struct grouped_32 : wide<C> {
-    static constexpr int quants = BYTES / 2, pieces = quants + 1, slot = 16 * 16 * pieces;
-    static constexpr bool word = false;
-    static __device__ __forceinline__ size_t first(int i, int n) {
-        return i < quants ? 16 * (size_t)i : (size_t)(n / 32) * BYTES;
+    static constexpr int parts = BYTES / 16 + 1, row_bytes = 8 * BYTES + 16;
+    static __host__ __device__ constexpr int width(int i) { return i + 1 < parts ? 128 : 16; }
+    static constexpr size_t at(int i, size_t n) { return i + 1 < parts ? 0 : n / 32 * BYTES; }
+    static constexpr size_t length(int i, size_t n) { return n / 32 * (i + 1 < parts ? BYTES : 2); }
+    static __device__ __forceinline__ int place(int i, int k) {
+        return i + 1 < parts ? 8 * BYTES * k + 128 * i : 16 * k;
     }
-    static __device__ __forceinline__ int step(int i) { return i < quants ? 8 * BYTES : 16; }
-    static __device__ __forceinline__ int there(int i, int k, int n) {
-        const int blocks = min(n / 32 - 8 * k, 8);
-        return i < quants ? (16 * i < BYTES * blocks ? 16 : 0) : 2 * blocks;
-    }
-    static __device__ __forceinline__ int place(int r, int i) {
-        return 16 * (i < quants ? r * quants + (i ^ r % 2 * 4) : 16 * quants + r);
-    }
-    static __device__ __forceinline__ void take(typename wide<C>::row &r, const uint8_t *s, int at, int, int c, int q) {
+    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
+    static __device__ __forceinline__ void take(typename wide<C>::row &r, const uint8_t *s, int n, int at, int, int c,
+                                                int q) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int piece = 8 * c + 4 * i + q;
-            r.q[i] = *(const uint4 *)(s + place(at, piece));
-            r.d[i] = *(const uint16_t *)(s + place(at, quants) + piece * 16 / BYTES * 2);
+            const int block = (8 * c + 4 * i + q) * 16 / BYTES;
+            r.q[i] = *(const uint4 *)(s + 128 * n * c + group_swizzled(at, 4 * i + q));
+            r.d[i] = *(const uint16_t *)(s + 128 * n * (parts - 1) + 16 * at + 2 * block);
         }
     }
 };
@@ -68,15 +64,15 @@ template <> struct grouped<codec_q4_0> : grouped_32<codec_q4_0, 16> {};
 
 template <bool FIVE> struct grouped<codec_k45<FIVE>> : wide<codec_k45<FIVE>> {
     typedef codec_k45<FIVE> codec;
-    static constexpr int pieces = codec::bytes / 16, slot = 16 * codec::bytes;
-    static constexpr bool word = false;
-    static __device__ __forceinline__ size_t first(int i, int) { return 16 * (size_t)i; }
-    static __device__ __forceinline__ int step(int) { return codec::bytes; }
-    static __device__ __forceinline__ int there(int, int, int) { return 16; }
-    static __device__ __forceinline__ int place(int r, int i) { return r * codec::bytes + 16 * i; }
-    static __device__ __forceinline__ void take(typename wide<codec>::row &r, const uint8_t *s, int at, int, int,
+    static constexpr int parts = 1, row_bytes = codec::bytes;
+    static __host__ __device__ constexpr int width(int) { return codec::bytes; }
+    static constexpr size_t at(int, size_t) { return 0; }
+    static constexpr size_t length(int, size_t n) { return n / 256 * codec::bytes; }
+    static __device__ __forceinline__ int place(int, int k) { return codec::bytes * k; }
+    static __device__ __forceinline__ int row_of(int g) { return g; }
+    static __device__ __forceinline__ void take(typename wide<codec>::row &r, const uint8_t *s, int, int at, int, int,
                                                 int q) {
-        const uint8_t *b = s + place(at, 0);
+        const uint8_t *b = s + codec::bytes * at;
         r.head = *(const uint4 *)b;
         r.shift = 2 * q;
 #pragma unroll
@@ -87,27 +83,23 @@ template <bool FIVE> struct grouped<codec_k45<FIVE>> : wide<codec_k45<FIVE>> {
     }
 };
 
-// Of d there are two bytes: the word has those of two blocks.
+// Of d there are two bytes; a copy has at least sixteen.
 template <> struct grouped<codec_q6_k> : wide<codec_q6_k> {
     typedef codec_q6_k codec;
-    static constexpr int pieces = 13, of_row = 16 * pieces + 16, slot = 16 * of_row; // no two of 16 lanes in one bank
-    static constexpr bool word = true;
-    static constexpr int word_step = 2;
-    static __device__ __forceinline__ size_t first(int i, int n) {
-        const size_t nb = (size_t)n / 256;
-        return i < 8 ? 16 * (size_t)i : i < 12 ? codec::high_at * nb + 16 * (size_t)(i - 8) : codec::scales_at * nb;
+    static constexpr int parts = 4, row_bytes = 128 + 64 + 16 + 16;
+    static __host__ __device__ constexpr int width(int i) { return i == 0 ? 128 : i == 1 ? 64 : 16; }
+    static constexpr size_t at(int i, size_t n) {
+        return n / 256 * (i == 0 ? 0 : i == 1 ? codec::high_at : i == 2 ? codec::scales_at : codec::d_at);
     }
-    static __device__ __forceinline__ size_t word_at(int n) { return codec::d_at * ((size_t)n / 256); }
-    static __device__ __forceinline__ int step(int i) { return i < 8 ? 128 : i < 12 ? 64 : 16; }
-    static __device__ __forceinline__ int there(int, int, int) { return 16; }
-    static __device__ __forceinline__ int place(int r, int i) { return r * of_row + 16 * i; }
-    static __device__ __forceinline__ void take(row &r, const uint8_t *s, int at, int k, int c, int q) {
-        const uint8_t *b = s + place(at, 0);
-        r.a = *(const uint2 *)(b + 64 * c + 8 * q);
-        r.b = *(const uint2 *)(b + 64 * c + 32 + 8 * q);
-        r.high = *(const uint2 *)(b + 128 + 32 * c + 8 * q);
-        r.scales = *(const uint2 *)(b + 192 + 8 * c);
-        r.d = *(const uint16_t *)(b + 16 * pieces + 2 * (k % 2));
+    static constexpr size_t length(int i, size_t n) { return n / 256 * (i < 3 ? (size_t)width(i) : 2); }
+    static __device__ __forceinline__ int place(int i, int k) { return i < 3 ? width(i) * k : 16 * (k / 8); }
+    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
+    static __device__ __forceinline__ void take(row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
+        r.a = *(const uint2 *)(s + group_swizzled(at, 4 * c + q / 2) + 8 * (q % 2));
+        r.b = *(const uint2 *)(s + group_swizzled(at, 4 * c + 2 + q / 2) + 8 * (q % 2));
+        r.high = *(const uint2 *)(s + 128 * n + 64 * at + 16 * ((2 * c + q / 2) ^ at / 2 % 4) + 8 * (q % 2));
+        r.scales = *(const uint2 *)(s + 192 * n + 16 * at + 8 * c);
+        r.d = *(const uint16_t *)(s + 208 * n + 16 * at + 2 * (k % 8));
     }
 };
 
@@ -115,15 +107,12 @@ struct group_args {
     const uint4 *x;
     const float *scale; // of each token
     int n_tok, cols, n_products, groups;
-    int across, deep, splits, stages;
-    bool activates;                        // product 0 is up, 1 is gate
-    wide_product product[TE_MAX_PRODUCTS]; // first: its first group
+    int each, across, deep, splits, stages, slots; // of a group_kernel each: groups of a block, slots: stages of rows
+    bool activates;                                // product 0 is up, 1 is gate
+    wide_product product[TE_MAX_PRODUCTS];         // first: its first group
     te_cuda_act act;
     uint32_t *counter; // n_tok + 1, which are 0
 };
-__device__ __forceinline__ int group_from(const group_args &a, int block, int blocks) { // a block's first group
-    return (int)((int64_t)a.groups * block / blocks);
-}
 __device__ __forceinline__ int group_which(const group_args &a, int group) {
     int i = 0;
     while (i + 1 < a.n_products && group >= a.product[i + 1].first) i++;
@@ -131,11 +120,12 @@ __device__ __forceinline__ int group_which(const group_args &a, int group) {
 }
 
 // Where a block's sums are, and whose they are.
+template <int MOST = 4> // blocks of a cluster, at most
 struct group_sums {
-    static constexpr int MAX_SPLITS = 4; // blocks of a cluster
     const float *part; // [deep][tokens][ld]
     int ld, rows;      // rows: from one of `deep` to the next, in tokens
     int deep, splits;
+    const float *scale; // of each token, shared
     // Of token t and rows `at` to at + 3, over all parts in order.
     __device__ __forceinline__ float4 at(int t, int at) const {
         float4 v = make_float4(0, 0, 0, 0);
@@ -145,7 +135,7 @@ struct group_sums {
             const float *from = part + (k * rows + t) * ld + at;
             add(v, splits > 1 ? cluster_load4(from, 0) : *(const float4 *)from);
 #pragma unroll
-            for (int s = 1; s < MAX_SPLITS; s++)
+            for (int s = 1; s < MOST; s++)
                 if (s < splits) add(v, cluster_load4(from, s));
         }
         return v;
@@ -154,6 +144,10 @@ struct group_sums {
         v = make_float4(v.x + f.x, v.y + f.y, v.z + f.z, v.w + f.w);
     }
 };
+// The tokens' scales on their way to shared memory, behind dep_wait: long before they are needed.
+__device__ __forceinline__ void group_scales(const group_args &a, float *to) {
+    for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) to[t] = __ldcg(a.scale + t);
+}
 // e / n, of small numbers.
 struct group_divide {
     float by;
@@ -163,8 +157,9 @@ struct group_divide {
 };
 
 // What blocks write in the end; of `splits` each its share. A thread has two places at a time, whose loads come together.
-inline __device__ __noinline__ void group_write(const group_args &a, const group_sums &sums, int g0, int count,
-                                                int split) {
+template <int MOST>
+__device__ __noinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
+                                         int split) {
     const int quads = 4 * count, from = quads * split / a.splits, n = quads * (split + 1) / a.splits - from,
               all = a.n_tok * n;
     const group_divide by(n);
@@ -181,7 +176,7 @@ inline __device__ __noinline__ void group_write(const group_args &a, const group
             const int r = 16 * (group - p.first) + at % 16;
             there[j] = e + j * (int)blockDim.x < all ? min(p.rows - r, 4) : 0;
             const float4 v = sums.at(t, at);
-            const float scale = __ldcg(a.scale + t);
+            const float scale = sums.scale[t];
             f[j][0] = scale * v.x;
             f[j][1] = scale * v.y;
             f[j][2] = scale * v.z;
@@ -211,17 +206,14 @@ inline __device__ __noinline__ void group_write(const group_args &a, const group
 }
 
 // The same of a feed-forward's gate and up: hidden values as floats, to act.up, and in F16. The block that is last looks
-// whether a token's leave the range of F16, and makes those anew.
-inline __device__ __noinline__ void group_activate(const group_args &a, const group_sums &sums, int g0, int count,
-                                                   int split) {
+// whether a token's leave the range of F16, and makes those anew. TOK: tokens that there is room for.
+template <int TOK>
+__device__ __noinline__ void group_activate(const group_args &a, const group_sums<> &sums, int g0, int count,
+                                            int split) {
     const te_cuda_act &c = a.act;
-    __shared__ uint32_t most[TE_CUDA_WIDE_TOK], seen[2], is_last;
-    __shared__ float scales[TE_CUDA_WIDE_TOK];
+    __shared__ uint32_t most[TOK], seen[2], is_last;
     if (threadIdx.x < 2) seen[threadIdx.x] = 0;
-    for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) {
-        most[t] = 0;
-        scales[t] = __ldcg(a.scale + t);
-    }
+    for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) most[t] = 0;
     __syncthreads();
     const int quads = 2 * count, from = quads * split / a.splits, n = quads * (split + 1) / a.splits - from;
     const group_divide by(n);
@@ -231,13 +223,14 @@ inline __device__ __noinline__ void group_activate(const group_args &a, const gr
         const int t = by.quotient(e), quad = from + e - t * n, at = quad / 2 * 16 + quad % 2 * 4, j = 8 * g0 + 4 * quad;
         if (j >= c.n) continue;
         const float4 gate = sums.at(t, at), up = sums.at(t, at + 8);
-        const float scale = scales[t], g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
+        const float scale = sums.scale[t], u[4] = {up.x, up.y, up.z, up.w};
+        const float g[4] = {scale * gate.x, scale * gate.y, scale * gate.z, scale * gate.w};
         float h[4], largest = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const bool there = j + i < c.n;
             const float bias = there && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
-            h[i] = gated_value(c.act, activate(c.act, c.threshold, scale * g[i]), fmaf(scale, u[i], bias));
+            h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), fmaf(scale, u[i], bias));
             if (!there) h[i] = 0;
             asked += there;
             fired += h[i] != 0;
@@ -272,11 +265,14 @@ inline __device__ __noinline__ void group_activate(const group_args &a, const gr
         }
     }
     __syncthreads();
-    for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) atomicMax(a.counter + 1 + t, most[t]);
-    if (c.counts && threadIdx.x < 3) atomicAdd(c.counts + threadIdx.x, seen[threadIdx.x / 2]);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = count_block(a.counter, gridDim.x - 1) == gridDim.x - 1;
+    // What is counted orders all that the block has written: no fence of every thread.
+    if (threadIdx.x < 32) {
+        for (int t = threadIdx.x; t < a.n_tok; t += 32) atomicMax(a.counter + 1 + t, most[t]);
+        __syncwarp();
+        if (threadIdx.x == 0) is_last = count_block(a.counter, gridDim.x - 1) == gridDim.x - 1;
+    } else if (c.counts && threadIdx.x < 35) {
+        atomicAdd(c.counts + threadIdx.x - 32, seen[(threadIdx.x - 32) / 2]);
+    }
     __syncthreads();
     if (!is_last) return;
     for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) {
@@ -296,161 +292,146 @@ inline __device__ __noinline__ void group_activate(const group_args &a, const gr
     }
 }
 
-// Bytes from device to shared memory in the background, and zeros up to SIZE.
-template <int SIZE> __device__ __forceinline__ void group_fetch(void *to, const void *from, int n) {
-#if __CUDA_ARCH__ >= 800
-    if (SIZE == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
-                     : "memory");
-#endif
-}
-// The same of 16 bytes that are there.
-__device__ __forceinline__ void group_fetch(void *to, const void *from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-#endif
-}
-// Counts in shared memory; the old value is returned. What was done before is done for who counts later.
-__device__ __forceinline__ int group_count(uint32_t *counter) {
-    uint32_t old;
-    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
-                 : "=r"(old)
-                 : "r"(shared_address(counter))
-                 : "memory");
-    return (int)old;
+constexpr int GROUP_PARTS = 4;
+struct group_job {
+    ring_map map[TE_MAX_PRODUCTS][GROUP_PARTS];
+    group_args of;
+};
+// Bytes of a stage of rows.
+__host__ __device__ constexpr int group_slot(int each, int row_bytes) {
+    return (16 * each * row_bytes + GROUP_HEAD - 1) / GROUP_HEAD * GROUP_HEAD;
 }
 
 // TILES: of eight tokens; a number that the compiler knows.
 template <class C, int TILES>
-__global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_constant__ group_args a) {
+__global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __grid_constant__ group_job job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     typedef grouped<C> F;
-    constexpr int UNIT = TILES * 32, ROOM = WIDE_UNITS * UNIT, UNITS = F::chunk / 32,
-                  PIECES = (16 * F::pieces + 31) / 32; // of a lane
-    extern __shared__ __align__(128) uint4 shared[];
-    uint64_t *const full = (uint64_t *)shared;
-    uint32_t *const left = (uint32_t *)(full + GROUP_STAGES); // warps that are done with the tokens' values there
-    uint4 *const values = shared + GROUP_HEAD / 16;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-    uint8_t *const rows = (uint8_t *)(values + a.stages * ROOM) + warp * GROUP_SLOTS * F::slot;
-    const int split = (int)blockIdx.x % a.splits, block = (int)blockIdx.x / a.splits,
-              blocks = (int)gridDim.x / a.splits, g0 = group_from(a, block, blocks),
-              count = group_from(a, block + 1, blocks) - g0;
+    const group_args &a = job.of;
+    constexpr int UNIT = TILES * 32, ROOM = WIDE_UNITS * UNIT, UNITS = F::chunk / 32;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ float scales[8 * TILES];
+    uint8_t *const head = shared + (GROUP_HEAD - shared_address(shared) % GROUP_HEAD) % GROUP_HEAD;
+    uint64_t *const rows_there = (uint64_t *)head, *const rows_left = rows_there + GROUP_STAGES,
+                    *const there = rows_left + GROUP_STAGES, *const left = there + GROUP_STAGES;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
+    const int n_rows = 16 * a.each, slot_bytes = group_slot(a.each, F::row_bytes);
+    uint8_t *const rows = head + GROUP_HEAD;
+    uint4 *const values = (uint4 *)(rows + a.slots * slot_bytes);
+    const int split = (int)blockIdx.x % a.splits, g0 = (int)blockIdx.x / a.splits * a.each,
+              which = a.activates ? 0 : group_which(a, g0);
+    const wide_product &p = a.product[which];
+    const int count = min(a.each, (a.activates ? a.groups : p.first + (p.rows + 15) / 16) - g0);
     const int all = (a.cols + GROUP_COLS - 1) / GROUP_COLS, c0 = all * split / a.splits,
               n_all = all * (split + 1) / a.splits - c0;
     // This warp's group, and its stages: each `deep`-th.
-    const int own = warp % a.across, turn = warp / a.across, n = (n_all - turn + a.deep - 1) / a.deep;
-    const bool works = own < count;
-    const int group = g0 + min(own, count - 1), which = a.activates ? 0 : group_which(a, group);
-    auto row = [&](int r) { // of 16; gate, then up
-        const wide_product &p = a.product[a.activates ? 1 - r / 8 : which];
-        const int at = a.activates ? 8 * group + r % 8 : 16 * (group - p.first) + r;
-        return p.w + (size_t)min(at, p.rows - 1) * p.stride;
-    };
-    const uint8_t *from[PIECES], *word = row(lane % 16);
-    int where[PIECES]; // in a slot, and from one stage to the next in a row
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        const int e = min(lane + 32 * i, 16 * F::pieces - 1), r = e / F::pieces, piece = e % F::pieces;
-        from[i] = row(r) + F::first(piece, a.cols);
-        where[i] = F::place(r, piece) | F::step(piece) << 16;
-    }
-    if constexpr (F::word) word += F::word_at(a.cols);
-    auto slot = [&](int k) { return rows + k % GROUP_SLOTS * F::slot; };
-    auto ask = [&](int k) { // for this warp's k-th stage
-        const int c = c0 + turn + k * a.deep;
-        uint8_t *to = slot(k);
-        if (works && k < n) {
-            const bool whole = GROUP_COLS * (c + 1) <= a.cols;
-#pragma unroll
-            for (int i = 0; i < PIECES; i++) {
-                const int e = lane + 32 * i;
-                if (e >= 16 * F::pieces) continue;
-                uint8_t *piece = to + (where[i] & 0xffff);
-                const uint8_t *at = from[i] + (size_t)(c * (where[i] >> 16));
-                if (whole)
-                    group_fetch(piece, at);
-                else
-                    group_fetch<16>(piece, at, F::there(e % F::pieces, c, a.cols));
-            }
-            if constexpr (F::word)
-                if (lane < 16)
-                    group_fetch<4>(to + F::place(lane, F::pieces), word + ((size_t)c * F::word_step & ~(size_t)3), 4);
-        }
-        fetches_end();
-    };
-    ask(0);
-    const uint4 *x = a.x + (size_t)c0 * ROOM;
-    auto bring = [&](int s) {
-        uint64_t *b = full + s % a.stages;
-        bar_expect(b, 16 * ROOM);
-        bulk_copy(values + s % a.stages * ROOM, x + (size_t)s * ROOM, 16 * ROOM, b);
-    };
+    const int own = warp % a.across, turn = warp / a.across, workers = a.across * a.deep;
     if (threadIdx.x == 0) {
+        for (int s = 0; s < a.slots; s++) {
+            bar_init(rows_there + s, 1);
+            bar_init(rows_left + s, a.across);
+        }
         for (int s = 0; s < a.stages; s++) {
-            bar_init(full + s, 1);
-            left[s] = 0;
+            bar_init(there + s, 1);
+            bar_init(left + s, a.across);
         }
         bars_ready();
     }
     __syncthreads();
     dep_go();
-    dep_wait();
-    if (threadIdx.x == 0)
-        for (int s = 0; s < min(a.stages, n_all); s++) bring(s);
-    __syncwarp();
     float sum[TILES][4] = {};
-    int stage = turn, parity = 0; // `stages` is a multiple of `deep`
+    if (warp == workers) { // brings rows
+        const int r = a.activates ? 8 * g0 : 16 * (g0 - p.first);
+        int slot = 0, parity = 1;
+        if (lane == 0)
 #pragma unroll 1
-    for (int k = 0; k < n; k++) {
-        fetches_wait<GROUP_SLOTS - 2>();
-        __syncwarp();
-        // One lane's, for then the compiler knows that it is the same in all, and keeps it where wgmma takes it from.
-        const uint64_t tokens = wide_descriptor(__shfl_sync(~0u, shared_address(values + stage * ROOM), 0));
+            for (int s = 0; s < n_all; s++) {
+                bar_wait(rows_left + slot, parity);
+                bar_expect(rows_there + slot, n_rows * F::row_bytes);
+                uint32_t to = shared_address(rows + slot * slot_bytes);
 #pragma unroll
-        for (int c = 0; c < WIDE_UNITS / UNITS; c++) {
-            typename F::row r[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) F::take(r[i], slot(k), g + 8 * i, c0 + turn + k * a.deep, c, q);
-            const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
-            if (c == 0) {
-                ask(k + 1); // where the rows before these were
-                bar_wait(full + stage, parity);
+                for (int i = 0; i < F::parts; i++) {
+                    const int c = F::place(i, c0 + s), n_bytes = n_rows * F::width(i);
+                    if (a.activates) // gate, then up
+                        ring_copy_rows(to + (uint32_t)n_bytes / 2, &job.map[0][i], c, r, rows_there + slot);
+                    ring_copy_rows(to, &job.map[a.activates ? 1 : which][i], c, r, rows_there + slot);
+                    to += (uint32_t)n_bytes;
+                }
+                if (++slot < a.slots) continue;
+                slot = 0;
+                parity ^= 1;
             }
+        dep_wait();
+    } else if (warp > workers) { // brings the tokens' values
+        dep_wait();
+        const uint4 *x = a.x + (size_t)c0 * ROOM;
+        int slot = 0, parity = 1;
+        if (lane == 0)
+#pragma unroll 1
+            for (int s = 0; s < n_all; s++) {
+                bar_wait(left + slot, parity);
+                bar_expect(there + slot, 16 * ROOM);
+                bulk_copy(values + slot * ROOM, x + (size_t)s * ROOM, 16 * ROOM, there + slot);
+                if (++slot < a.stages) continue;
+                slot = 0;
+                parity ^= 1;
+            }
+    } else {
+        dep_wait();
+        group_scales(a, scales);
+        // Its first row, and from there to the eighth.
+        const int row = (a.activates ? 8 : 16) * min(own, a.each - 1) + F::row_of(g),
+                  further = a.activates ? 8 * a.each : 8;
+        int slot = turn, parity = 0, stage = turn, stage_parity = 0; // of both there is a multiple of `deep`
+#pragma unroll 1
+        for (int k = turn; k < n_all; k += a.deep) {
+            // One lane's, for then the compiler knows that it is the same in all, and keeps it where wgmma takes it from.
+            const uint64_t tokens = wide_descriptor(__shfl_sync(~0u, shared_address(values + stage * ROOM), 0));
+            bar_wait(rows_there + slot, parity);
 #pragma unroll
-            for (int i = 0; i < UNITS; i += 2) {
-                const uint4 w[2][2] = {{F::halves(r[0], s[0], i), F::halves(r[1], s[1], i)},
-                                       {F::halves(r[0], s[0], i + 1), F::halves(r[1], s[1], i + 1)}};
-                group_multiply(sum, w, tokens + (uint64_t)((c * UNITS + i) * UNIT));
-                group_settle<1>();
+            for (int c = 0; c < WIDE_UNITS / UNITS; c++) {
+                typename F::row r[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    F::take(r[i], rows + slot * slot_bytes, n_rows, row + i * further, c0 + k, c, q);
+                const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
+                if (c == 0) bar_wait(there + stage, stage_parity);
+#pragma unroll
+                for (int i = 0; i < UNITS; i += 2) {
+                    const uint4 w[2][2] = {{F::halves(r[0], s[0], i), F::halves(r[1], s[1], i)},
+                                           {F::halves(r[0], s[0], i + 1), F::halves(r[1], s[1], i + 1)}};
+                    group_multiply(sum, w, tokens + (uint64_t)((c * UNITS + i) * UNIT));
+                    group_settle<1>();
+                }
+            }
+            group_settle<0>(); // the stage is not read any more
+            __syncwarp();
+            if (lane == 0) {
+                bar_arrive(rows_left + slot);
+                bar_arrive(left + stage);
+            }
+            slot += a.deep;
+            if (slot >= a.slots) {
+                slot = turn;
+                parity ^= 1;
+            }
+            stage += a.deep;
+            if (stage >= a.stages) {
+                stage = turn;
+                stage_parity ^= 1;
             }
         }
-        group_settle<0>(); // the stage is not read any more
-        __syncwarp();
-        if (lane == 0 && group_count(left + stage) == a.across - 1) {
-            const int next = turn + k * a.deep + a.stages;
-            left[stage] = 0;
-            if (next < n_all) bring(next);
-        }
-        __syncwarp();
-        stage += a.deep;
-        if (stage < a.stages) continue;
-        stage = turn;
-        parity ^= 1;
     }
-    fetches_wait<0>();
     __syncthreads(); // nobody reads stages any more
-    float *part = (float *)values;
-    const group_sums sums = {part, 16 * a.across + 4, 8 * TILES, a.deep, a.splits};
-    if (works) {
+    float *part = (float *)rows;
+    const group_sums<> sums = {part, 16 * a.across + 4, 8 * TILES, a.deep, a.splits, scales};
+    if (warp < workers && own < count) {
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                part[(turn * sums.rows + 8 * t + 2 * q + i % 2) * sums.ld + 16 * own + g + i / 2 * 8] = sum[t][i];
+                part[(turn * sums.rows + 8 * t + 2 * q + i % 2) * sums.ld + 16 * own + F::row_of(g) + i / 2 * 8] =
+                    sum[t][i];
     }
     if (a.splits > 1) {
         cluster_arrive();
@@ -459,7 +440,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
         __syncthreads();
     }
     if (a.activates)
-        group_activate(a, sums, g0, count, split);
+        group_activate<8 * TILES <= TE_CUDA_WIDE_TOK ? (int)TE_CUDA_WIDE_TOK : GROUP_TOK>(a, sums, g0, count, split);
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums
@@ -471,30 +452,41 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1) group_kernel(const __grid_co
 #endif
 }
 
-// Shared memory of a kernel: stages of tokens' values and slots of rows, and in the end sums.
-constexpr size_t group_smem(int tiles, int slot, int across, int deep, int stages) {
-    const size_t all = (size_t)(stages * WIDE_UNITS * 512 * tiles + across * deep * GROUP_SLOTS * slot),
+// Shared memory of a kernel: slots of rows and stages of tokens' values, and in the end sums.
+constexpr size_t group_smem(int tiles, int row_bytes, int each, int across, int deep, int slots, int stages) {
+    const size_t all = (size_t)(slots * group_slot(each, row_bytes) + stages * WIDE_UNITS * 512 * tiles),
                  part = sizeof(float) * (size_t)(deep * 8 * tiles * (16 * across + 4));
-    return GROUP_HEAD + (all > part ? all : part);
+    return 2 * GROUP_HEAD + (all > part ? all : part);
 }
 
-// Of a format: its words, bytes of a warp's rows, and a kernel for each number of tiles.
-constexpr int GROUP_KERNELS = 7;
-constexpr int group_tiles[GROUP_KERNELS] = {2, 3, 4, 5, 6, 7, 8};
+// Of a format: its words, how its rows are copied, and a kernel for each number of tiles.
+constexpr int GROUP_KERNELS = 10;
+constexpr int group_tiles[GROUP_KERNELS] = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16};
+struct group_part {
+    int width;
+    size_t at, length;
+};
 struct group_kernels {
-    int words, slot;
-    void (*run[GROUP_KERNELS])(group_args);
+    int words, row_bytes, parts;
+    group_part (*part)(int i, int cols);
+    void (*run[GROUP_KERNELS])(group_job);
 };
 template <class C> struct group_of {
-    // Of most tokens a stage for each of a group's warps has room.
-    static_assert(group_smem(8, grouped<C>::slot, GROUP_WARPS, 1, 1) <= GROUP_ROOM &&
-                      group_smem(8, grouped<C>::slot, GROUP_WARPS / GROUP_DEEP, GROUP_DEEP, GROUP_DEEP) <= GROUP_ROOM,
+    // Of most tokens a stage for each of a group's warps has room; groups come in fours.
+    static_assert(group_smem(16, grouped<C>::row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 1, 1) <= GROUP_ROOM &&
+                      group_smem(16, grouped<C>::row_bytes, GROUP_WARPS / GROUP_DEEP / 4 * 4,
+                                 GROUP_WARPS / GROUP_DEEP / 4 * 4, GROUP_DEEP, GROUP_DEEP, GROUP_DEEP) <= GROUP_ROOM,
                   "rows of this format leave no room for tokens");
-    static constexpr group_kernels kernels = {wide<C>::words,
-                                              grouped<C>::slot,
-                                              {group_kernel<C, 2>, group_kernel<C, 3>, group_kernel<C, 4>,
-                                               group_kernel<C, 5>, group_kernel<C, 6>, group_kernel<C, 7>,
-                                               group_kernel<C, 8>}};
+    static group_part part(int i, int cols) {
+        return {grouped<C>::width(i), grouped<C>::at(i, (size_t)cols), grouped<C>::length(i, (size_t)cols)};
+    }
+    static constexpr group_kernels kernels = {
+        wide<C>::words,
+        grouped<C>::row_bytes,
+        grouped<C>::parts,
+        part,
+        {group_kernel<C, 2>, group_kernel<C, 3>, group_kernel<C, 4>, group_kernel<C, 5>, group_kernel<C, 6>,
+         group_kernel<C, 7>, group_kernel<C, 8>, group_kernel<C, 10>, group_kernel<C, 12>, group_kernel<C, 16>}};
 };
 const group_kernels *groups_32(int type);
 const group_kernels *groups_k(int type);

@@ -6,7 +6,7 @@
 namespace te {
 
 // cuTensorMapEncodeTiled is the driver's; its arguments and their values are declared here.
-enum { MAP_F16 = 6, MAP_PLAIN = 0, MAP_SWIZZLE_128 = 3, MAP_L2_256 = 3, MAP_ZEROS = 0 };
+enum { MAP_PLAIN = 0, MAP_SWIZZLE_64 = 2, MAP_SWIZZLE_128 = 3, MAP_L2_256 = 3, MAP_ZEROS = 0 };
 typedef int (*encode_map)(ring_map *, int type, uint32_t rank, const void *, const uint64_t *size,
                           const uint64_t *stride, const uint32_t *box, const uint32_t *step, int interleave,
                           int swizzle, int promotion, int fill);
@@ -21,15 +21,21 @@ static encode_map map_encoder() { // NULL: an older driver
     return f;
 }
 
-// The matrix, of which a copy takes so many rows.
-static te_status map_rows(te_cuda *d, const te_mat *w, int rows, ring_map *out) {
-    const uint64_t size[2] = {(uint64_t)w->cols, (uint64_t)w->n_rows}, stride[1] = {w->stride};
-    const uint32_t box[2] = {RING_TILE, (uint32_t)rows}, step[2] = {1, 1};
-    const int e = map_encoder()(out, MAP_F16, 2, w->w, size, stride, box, step, MAP_PLAIN, MAP_SWIZZLE_128, MAP_L2_256,
-                                MAP_ZEROS);
+bool has_maps() { return map_encoder() != nullptr; }
+
+te_status map_box(te_cuda *d, const void *at, int type, int cols, int rows, size_t stride, int box_cols, int box_rows,
+                  ring_map *out) {
+    const uint64_t size[2] = {(uint64_t)cols, (uint64_t)rows}, strides[1] = {stride};
+    const uint32_t box[2] = {(uint32_t)box_cols, (uint32_t)box_rows}, step[2] = {1, 1};
+    const int width =
+                  box_cols *
+                  (type == MAP_F16 ? 2 : 1), // those that fit are arranged so that columns of rows are in other banks
+        swizzle = width == 128  ? MAP_SWIZZLE_128
+                  : width == 64 ? MAP_SWIZZLE_64
+                                : MAP_PLAIN;
+    const int e = map_encoder()(out, type, 2, at, size, strides, box, step, MAP_PLAIN, swizzle, MAP_L2_256, MAP_ZEROS);
     if (!e) return TE_OK;
-    return refuse(d, te_fail(TE_DEVICE, "gemm: the driver has no map of %d x %d F16 (error %d)", (int)w->n_rows,
-                             (int)w->cols, e));
+    return refuse(d, te_fail(TE_DEVICE, "gemm: the driver has no map of %d x %d (error %d)", rows, cols, e));
 }
 
 #define RING_KERNELS(transposed)                                                                                       \
@@ -130,7 +136,8 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
             return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not that of weights of type %d", (int)p->w.type));
         if (p->mark) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: marks of a few tokens' products"));
         const int rows = across ? p->w.cols : p->w.n_rows;
-        TE_CUDA_TRY(map_rows(d, &p->w, across ? RING_COLS : c.rows / 2, args.map + i));
+        TE_CUDA_TRY(map_box(d, p->w.w, MAP_F16, p->w.cols, p->w.n_rows, p->w.stride, RING_TILE,
+                            across ? RING_COLS : c.rows / 2, args.map + i));
         a.product[a.n_products++] = {(const uint8_t *)p->w.w,
                                      p->w.stride,
                                      p->bias,

@@ -12,6 +12,7 @@
 #ifndef TE_CUDA_WIDE_RING_CUH
 #define TE_CUDA_WIDE_RING_CUH
 
+#include "launch.h"
 #include "wide_groups.cuh"
 
 namespace te {
@@ -24,9 +25,6 @@ constexpr int RING_THREADS = 128 * RING_GROUPS + 32;
 constexpr int RING_BEGIN = 1024; // tiles begin at multiples of this; as much is in front of them, for barriers
 constexpr int RING_X = RING_COLS / 32 * 512; // bytes of a stage for eight tokens
 
-struct alignas(128) ring_map { // where a matrix is, as the hardware's copies take it
-    uint64_t word[16];
-};
 struct ring_args {
     ring_map map[TE_MAX_PRODUCTS];
     group_args of; // `first` of a product: its first 16 rows, counted by whole blocks
@@ -34,15 +32,8 @@ struct ring_args {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Kept in L2 for other blocks, or not at all.
-constexpr uint64_t RING_KEPT = 0x14F0000000000000, RING_READ_ONCE = 0x12F0000000000000;
-// A part of a tile, 64 values from the c-th on of some of the matrix's rows from r on. Behind the matrix are zeros.
-__device__ __forceinline__ void ring_copy_rows(uint32_t to, const ring_map *m, int c, int r, uint64_t *b) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(m), "r"(c), "r"(r), "r"(shared_address(b)), "l"(RING_READ_ONCE)
-                 : "memory");
-}
+// Kept in L2 for other blocks.
+constexpr uint64_t RING_KEPT = 0x14F0000000000000;
 __device__ __forceinline__ void ring_copy_tokens(uint32_t to, const void *from, int n_bytes, uint64_t *b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -77,6 +68,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const group_args &a = args.of;
     extern __shared__ __align__(128) uint8_t room[];
+    __shared__ float scales[TE_CUDA_WIDE_TOK];
     uint8_t *const head = room + (RING_BEGIN - shared_address(room) % RING_BEGIN) % RING_BEGIN;
     uint8_t *const ring = head + RING_BEGIN;
     uint64_t *const full = (uint64_t *)head, *const empty = full + RING_STAGES;
@@ -137,6 +129,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
         }
     } else {
         dep_wait();
+        group_scales(a, scales);
     }
     float sum[TILES][4] = {};
     if (multiplies) {
@@ -162,7 +155,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     }
     __syncthreads(); // nobody reads stages any more
     float *const part = (float *)ring;
-    const group_sums sums = {part, rows + 4, 8 * TILES, 1, a.splits};
+    const group_sums<> sums = {part, rows + 4, 8 * TILES, 1, a.splits, scales};
     if (multiplies) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -187,7 +180,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     }
     const int count = min(rows / 16, a.groups - g0);
     if (a.activates)
-        group_activate(a, sums, g0, count, split);
+        group_activate<TE_CUDA_WIDE_TOK>(a, sums, g0, count, split);
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums

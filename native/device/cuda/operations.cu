@@ -8,8 +8,6 @@ namespace {
 
 /* A wait for the CPU ends after this time if nothing else was said. */
 constexpr uint64_t usual_wait_ns = 60000000000;
-/* From a tile of eight tokens to the next, in F16 input for products of a few tokens (vendor/cuda/wide_place.cuh). */
-constexpr size_t tile_bytes = 512;
 
 } // namespace
 
@@ -164,18 +162,14 @@ void decode_attention(Cuda *c, te_attention_args op) {
 /* Prompts' tokens, whose K and V the others of their sequence behind them find in the pool; then these. */
 void mixed_attention(Cuda *c, const te_attention_args *a) {
     const int32_t n = a->grouped;
-    te_cuda_half half = attention_half(c, a);
-    te_attention_args front = *a, rest = some_tokens(a, n, a->n_tok - n);
+    const te_cuda_half half = attention_half(c, a);
+    te_attention_args front = *a, rest = half.v ? *a : some_tokens(a, n, a->n_tok - n);
     front.n_tok = n;
     front.n_before = a->n_before < n ? a->n_before : n;
     prefill_attention(c, &front, half);
-    rest.n_before = 0;
+    rest.n_before = half.v ? n : 0; /* in tiles that both share */
     rest.apart = 1;
     rest.beside = nullptr;
-    if (half.v) { /* from a tile on */
-        half.v = (char *)half.v + n / 8 * tile_bytes;
-        half.scale += n;
-    }
     decode_attention(c, in_half(&rest, half));
 }
 

@@ -52,13 +52,18 @@ void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     return op->scratch = room(c, GEMM, most);
 }
 
-/* Products of up to TE_CUDA_WIDE_TOK tokens read weights in their format; of more they are converted first, which takes as
- * long as reading them three times. So up to twice as many are computed in two parts: returns the size of one, or n_tok. */
-int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok) {
-    if (n_tok <= TE_CUDA_WIDE_TOK || n_tok > 2 * TE_CUDA_WIDE_TOK || w->type == TE_F16) return n_tok;
-    if (!c->te->half_form(c->d, w->type, TE_CUDA_WIDE_TOK, w->cols).matrices)
-        return n_tok; /* measured with these alone */
-    return ((n_tok + 1) / 2 + 7) / 8 * 8;
+/* Products of some tokens read weights in their format; of more they are converted first, which takes as long as reading
+ * them three times. So up to twice as many, but no more than MOST_IN_TWO, are computed in two parts: returns the size of one,
+ * or n_tok. most: tokens that one may have. */
+constexpr int32_t MOST_IN_TWO = 192;
+int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok, int32_t most = PI_WIDE) {
+    if (n_tok <= TE_CUDA_WIDE_TOK || n_tok > MOST_IN_TWO || w->type == TE_F16) return n_tok;
+    for (int32_t widest : {(int32_t)PI_WIDE, PI_WIDE / 4 * 3, (int32_t)TE_CUDA_WIDE_TOK}) {
+        if (widest > most || !c->te->half_form(c->d, w->type, widest, w->cols).matrices)
+            continue; /* measured with matrices alone */
+        return n_tok <= widest || n_tok > 2 * widest ? n_tok : ((n_tok + 1) / 2 + 7) / 8 * 8;
+    }
+    return n_tok;
 }
 int32_t part_of(Cuda *c, const te_linear_args *a) {
     for (int32_t i = 0; i < a->n_products; i++)
@@ -66,42 +71,13 @@ int32_t part_of(Cuda *c, const te_linear_args *a) {
     return a->n_products ? part_of(c, &a->product[0].w, a->n_tok) : a->n_tok;
 }
 int32_t part_of(Cuda *c, const te_ffn_args *a) {
-    const bool plain = !a->staged && !a->down.w && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
+    const bool plain = !a->staged && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
                        !a->up_adapter.a.w && !a->down_adapter.a.w;
-    for (const te_mat *w : {&a->gate, &a->up, &a->down_out})
-        if (w->w && (!plain || part_of(c, w, a->n_tok) == a->n_tok)) return a->n_tok;
-    return part_of(c, &a->up, a->n_tok);
-}
-
-/* Of more tokens a down that is stored by neuron is made F16 first, if it is not: measured to be faster. */
-enum { IN_PARTS = 12 };
-
-/* y (+)= what rows of down, stored by neuron, give of hidden values in floats: by the kernels for decoding, for as many
- * tokens at a time as these take. */
-void down_in_parts(Cuda *c, const te_ffn_args *a, const float *h, size_t ldh) {
-    const int32_t n_parts = c->te->parts(c->d, &a->down, a->down.n_rows), n_embd = a->down.cols,
-                  most = a->n_tok < TE_CUDA_MAX_TOK ? a->n_tok : TE_CUDA_MAX_TOK;
-    float *partial = (float *)room(c, PARTIAL, sizeof(float) * (size_t)n_parts * (size_t)most * (size_t)n_embd);
-    if (!ready(c)) return;
-    for (int32_t t = 0; t < a->n_tok; t += most) {
-        te_cuda_down op = {};
-        op.w = a->down;
-        op.h = h + ldh * (size_t)t;
-        op.ldh = ldh;
-        op.n_tok = a->n_tok - t < most ? a->n_tok - t : most;
-        op.all = 1;
-        op.partial = partial;
-        note(c, c->te->down(c->d, &op));
-        te_merge_args sum = {};
-        sum.partial = partial;
-        sum.n_parts = n_parts;
-        sum.n_tok = op.n_tok;
-        sum.cols = n_embd;
-        sum.y = a->y + (size_t)n_embd * (size_t)t;
-        sum.ldy = sum.ld_add = (size_t)n_embd;
-        sum.add = a->add ? sum.y : nullptr;
-        note(c, c->te->merge(c->d, &sum));
-    }
+    /* Products by neuron take fewer tokens (wide_neurons.cu). */
+    const int32_t most = a->down.w ? (int32_t)TE_CUDA_WIDE_TOK : (int32_t)PI_WIDE;
+    for (const te_mat *w : {&a->gate, &a->up, &a->down, &a->down_out})
+        if (w->w && (!plain || part_of(c, w, a->n_tok, most) == a->n_tok)) return a->n_tok;
+    return part_of(c, &a->up, a->n_tok, most);
 }
 
 size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n + 3) / 4 * 4); }
@@ -134,8 +110,8 @@ static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
     const te_norm &n = a->norm, &side = a->side.norm;
     const bool same = n.kind == side.kind && n.w == side.w && n.b == side.b && n.eps == side.eps;
     te_cuda_half h = {};
-    if (!a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 || a->cols > TE_CUDA_ROW ||
-        side.kind != TE_RMS_NORM || side.b || (a->n_products && !same))
+    if (a->n_tok > TE_CUDA_WIDE_TOK || !a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 ||
+        a->cols > TE_CUDA_ROW || side.kind != TE_RMS_NORM || side.b || (a->n_products && !same))
         return h;
     if (a->n_products && !c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols).tiles) return h;
     h = c->te->half_form(c->d, a->side_type, a->n_tok, a->cols);
@@ -323,8 +299,8 @@ void adapt(Cuda *c, const te_adapter &w, bool transposed, const te_cuda_half &x,
 int32_t hidden_type(Cuda *c, const te_ffn_args *a) {
     if (a->down_adapter.a.w) return -1;
     if (!a->down.w) return a->down_out.type;
-    const bool by_neuron = a->down.type == TE_F16 && c->te->half_form(c->d, TE_F16, a->n_tok, a->down.n_rows).matrices;
-    return by_neuron ? TE_F16 : -1;
+    auto in_matrices = [&](int32_t type) { return c->te->half_form(c->d, type, a->n_tok, a->down.n_rows).matrices; };
+    return in_matrices(a->down.type) && in_matrices(TE_F16) ? TE_F16 : -1; /* by neuron */
 }
 
 void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
@@ -344,11 +320,7 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     act.curve = a->curve;
     const bool plain = x.matrices && a->gate.w && a->gate.type == a->up.type && !act.mask && !a->gate_adapter.a.w &&
                        !a->up_adapter.a.w;
-    const int32_t to_type = hidden_type(c, a);
-    /* Hidden values are there as floats where gate and up end with their activation. */
-    const bool in_parts = plain && a->down.w && to_type < 0 && !a->down_adapter.a.w && n_tok <= IN_PARTS &&
-                          c->te->half_form(c->d, a->up.type, n_tok, n).matrices;
-    act.to = half_room(c, HALF_H, n_tok, n, in_parts ? a->up.type : to_type);
+    act.to = half_room(c, HALF_H, n_tok, n, hidden_type(c, a));
     act.counts = a->counts;
     act.fired = a->fired;
     te_cuda_gemm in = {}, out = {};
@@ -368,7 +340,7 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     out.product[0].ldy = out.product[0].ld_add = (size_t)n_embd;
     out.product[0].add = a->add ? a->y : nullptr;
     (void)gemm_room(c, &in);
-    if (!in_parts) (void)gemm_room(c, &out);
+    (void)gemm_room(c, &out);
     const bool at_once = plain && act.to.matrices;
     if (at_once) {
         in.act = &act;
@@ -378,7 +350,6 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     adapt(c, a->gate_adapter, false, x, n_tok, const_cast<float *>(act.gate), ld);
     adapt(c, a->up_adapter, false, x, n_tok, const_cast<float *>(act.up), ld);
     if (!at_once && ready(c)) note(c, c->te->act(c->d, &act));
-    if (in_parts) return down_in_parts(c, a, act.up, ld);
     c->last = out;
     if (a->add || a->staged || a->down_adapter.a.w) run_last(c);
     adapt(c, a->down_adapter, true, act.to, n_tok, a->y, (size_t)n_embd);
@@ -450,7 +421,8 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     te_cuda_prompt_experts op = {};
     op.of = *a;
     /* Products of few tokens are those of experts with gates, whose input is not weighted. */
-    op.x = half_room(c, HALF_X, a->n_tok, n_embd, a->gate.w && !a->on_input ? a->up.type : -1);
+    const bool few = a->n_tok <= TE_CUDA_WIDE_TOK && a->gate.w && !a->on_input;
+    op.x = half_room(c, HALF_X, a->n_tok, n_embd, few ? a->up.type : -1);
     op.x.matrices = 0;
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
