@@ -26,7 +26,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
 
     path = write(tmp_path / "m.gguf", "mixtral")
     options: dict[str, Any] = (
-        {"devices": "host", "vram_budget": 8.4 / 1024} if on_device else {"vram_budget": 0}
+        {"devices": "host", "vram_budget": 8.9 / 1024} if on_device else {"vram_budget": 0}
     )
     ids = np.arange(3, 20).tolist()
 
