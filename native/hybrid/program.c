@@ -9,8 +9,7 @@
 /* Whether each of many tokens is the next of another sequence, and devices load nothing for them. Recording was not tried
  * on a GPU for latent attention of so many. */
 static bool decodes_many(const pi_hybrid *h) {
-    const int32_t most = h->max_mixed > PI_MANY ? h->max_mixed : PI_MANY;
-    return h->apart && h->n_tok <= most && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
+    return h->apart && h->n_tok <= h->max_mixed && h->n_logits == h->n_tok && !h->s->model->latent_rank &&
            pi_hybrid_loads_nothing(h);
 }
 
