@@ -33,6 +33,8 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
+# Where nothing is said of it one: on few CPUs several wait for each other, and for the device, most of the time.
+THREADS = {"but": 2, "some": 3}
 # Files whose down is stored by neuron, of these variants.
 BY_NEURON: dict[str, tuple[str, dict[str, Any]]] = {
     "smallthinker by neuron": ("smallthinker", {}),
@@ -92,7 +94,7 @@ def placement(model: Model, split: str, devices: Sequence[int] | None = None) ->
     }
 
 
-def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
+def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 1, **more: Any) -> Session:
     sizes: dict[str, Any] = {"sparsity": "dense", "device": "host"}
     sizes |= {"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "n_threads": n_threads}
     return Session(model, plan=plan, **sizes | F32 | more)
@@ -113,7 +115,7 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
     with Model(path) as m:
         for i, split in enumerate(SPLITS):
             n_batch = 64 if i % 2 else 16
-            with opened(m, place(m, split, n_batch), n_batch, 1 + i % 3) as s:
+            with opened(m, place(m, split, n_batch), n_batch, THREADS.get(split, 1)) as s:
                 assert reference.relative_error(decoded(s), expected) < 1e-5, split
                 s.drop()
                 for k in range(0, 35, 7):  # a few tokens at a time are shared with the CPU, too

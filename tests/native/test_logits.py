@@ -115,7 +115,7 @@ def test_prompt_logits(name: str, kind: str, sparsity: str, chunk: int, files: F
 @pytest.mark.parametrize(("name", "kind", "sparsity"), cases())
 def test_greedy_tokens(name: str, kind: str, sparsity: str, files: Files) -> None:
     golden, path = files.golden(name, kind)
-    with open_session(path, sparsity) as session:
+    with open_session(path, sparsity, N_THREADS if sparsity in ("exact", "predicted") else 1) as session:
         # Tokens that want no logits are computed with all neurons: that is what sets "decode" apart.
         session.feed(golden.prompt, want_logits=True if kind == "predicted" else None)
         if kind == "predicted":
