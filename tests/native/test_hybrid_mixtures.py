@@ -33,7 +33,7 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
-# Where nothing is said of it one: on few CPUs several wait for each other, and for the device, most of the time.
+# Elsewhere one: on few CPUs several wait for each other, and for the device, most of the time.
 THREADS = {"but": 2, "some": 3}
 # Files whose down is stored by neuron, of these variants.
 BY_NEURON: dict[str, tuple[str, dict[str, Any]]] = {
