@@ -183,7 +183,7 @@ def place(
     )
 
 
-def options(sparsity: str, n_batch: int = 64, n_threads: int = 1) -> dict[str, Any]:
+def options(sparsity: str, n_batch: int = 64, n_threads: int = 2) -> dict[str, Any]:
     return {
         "n_ctx": N_CTX,
         "n_pool": N_POOL,

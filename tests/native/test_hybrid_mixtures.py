@@ -33,7 +33,7 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
-# Elsewhere one: on few CPUs several wait for each other, and for the device, most of the time.
+# Elsewhere one: on few CPUs several mostly wait for each other and for the device.
 THREADS = {"but": 2, "some": 3}
 # Files whose down is stored by neuron, of these variants.
 BY_NEURON: dict[str, tuple[str, dict[str, Any]]] = {
@@ -94,7 +94,7 @@ def placement(model: Model, split: str, devices: Sequence[int] | None = None) ->
     }
 
 
-def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 1, **more: Any) -> Session:
+def opened(model: Model, plan: Any, n_batch: int = 64, n_threads: int = 2, **more: Any) -> Session:
     sizes: dict[str, Any] = {"sparsity": "dense", "device": "host"}
     sizes |= {"n_ctx": N_CTX, "n_pool": N_CTX, "n_seq": 4, "n_batch": n_batch, "n_threads": n_threads}
     return Session(model, plan=plan, **sizes | F32 | more)
@@ -264,7 +264,7 @@ def test_budgets(name: str, tmp_path: Path) -> None:
                 hot=[layer.hot for layer in plan.layers],
                 head_on_device=plan.head_on_device,
             )
-            with opened(m, native) as s:
+            with opened(m, native, n_threads=1) as s:
                 assert reference.relative_error(decoded(s), expected) < 1e-5
                 assert s.info.n_device_bytes <= budget
         assert len(seen) > 3 and max(seen) == (N_LAYER - m.info.n_layer_dense) * SPEC.n_expert

@@ -36,7 +36,7 @@ def tokens(n: int, seed: int = 0) -> list[int]:
 
 
 def session(model: Model, **options: Any) -> Session:
-    return Session(model, **{"n_ctx": 256, "n_threads": 1, **options})
+    return Session(model, **{"n_ctx": 256, "n_threads": 2, **options})
 
 
 def fed(s: Session, ids: list[int], seq: int = 0) -> bytes:
