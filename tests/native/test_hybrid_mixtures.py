@@ -33,6 +33,8 @@ SPLITS: dict[str, Sequence[int]] = {
     "some": (1, 2, 5, 6),
     "mixed": (0, 3, 7),
 }
+# Elsewhere one: on few CPUs several mostly wait for each other and for the device.
+THREADS = {"but": 2, "some": 3}
 # Files whose down is stored by neuron, of these variants.
 BY_NEURON: dict[str, tuple[str, dict[str, Any]]] = {
     "smallthinker by neuron": ("smallthinker", {}),
@@ -113,7 +115,7 @@ def test_every_split_gives_the_reference_s_answer(name: str, tmp_path: Path) -> 
     with Model(path) as m:
         for i, split in enumerate(SPLITS):
             n_batch = 64 if i % 2 else 16
-            with opened(m, place(m, split, n_batch), n_batch, 1 + i % 3) as s:
+            with opened(m, place(m, split, n_batch), n_batch, THREADS.get(split, 1)) as s:
                 assert reference.relative_error(decoded(s), expected) < 1e-5, split
                 s.drop()
                 for k in range(0, 35, 7):  # a few tokens at a time are shared with the CPU, too
@@ -262,7 +264,7 @@ def test_budgets(name: str, tmp_path: Path) -> None:
                 hot=[layer.hot for layer in plan.layers],
                 head_on_device=plan.head_on_device,
             )
-            with opened(m, native) as s:
+            with opened(m, native, n_threads=1) as s:
                 assert reference.relative_error(decoded(s), expected) < 1e-5
                 assert s.info.n_device_bytes <= budget
         assert len(seen) > 3 and max(seen) == (N_LAYER - m.info.n_layer_dense) * SPEC.n_expert

@@ -47,7 +47,8 @@ def write(path: Path, spec: models.Spec, kind: Type | None = None, keys: models.
 
 
 def logits(path: Path, ids: list[int], n_batch: int = 512, **options: Any) -> np.ndarray[Any, Any]:
-    with Model(path) as model, Session(model, n_batch=n_batch, n_threads=2, **options) as s:
+    n_threads = 3 if n_batch == 1 else 2
+    with Model(path) as model, Session(model, n_batch=n_batch, n_threads=n_threads, **options) as s:
         s.feed(ids, want_logits=True)
         return np.stack([s.logits(i).copy() for i in range(len(ids))])
 

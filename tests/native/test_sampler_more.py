@@ -86,15 +86,16 @@ def test_mirostat_1(tau: float, eta: float, temperature: float) -> None:
 
 
 def dry_penalty(h: list[int], o: Any, breakers: set[int], n_vocab: int) -> Any:
-    """By trying everything."""
+    """By comparing the end with every place before it, backwards."""
     penalty = np.zeros(n_vocab)
     if o.dry_penalty_last_n >= 0:
         h = h[len(h) - min(o.dry_penalty_last_n, len(h)) :]
     n = len(h)
     limit = next((i for i in range(n) if h[n - 1 - i] in breakers), n)
     for j in range(1, n):
-        fits = [i for i in range(1, min(limit, j) + 1) if h[j - i : j] == h[n - i :]]
-        longest = max(fits, default=0)
+        longest = 0
+        while longest < min(limit, j) and h[j - 1 - longest] == h[n - 1 - longest]:
+            longest += 1
         if longest >= o.dry_allowed_length and h[j] not in breakers:
             found = o.dry_multiplier * o.dry_base ** (longest - o.dry_allowed_length)
             penalty[h[j]] = max(penalty[h[j]], found)

@@ -34,7 +34,7 @@ def tokens(n: int, seed: int = 0) -> list[int]:
 
 
 def session(model: Model, **options: Any) -> Session:
-    return Session(model, **{"n_ctx": 256, "n_threads": 2, **options})
+    return Session(model, **{"n_ctx": 256, "n_threads": 1, **options})
 
 
 def answer(model: Model, ids: list[int], **options: Any) -> np.ndarray[Any, Any]:

@@ -232,6 +232,7 @@ def test_published_shapes_divide_into_blocks() -> None:
         assert s.n_head % s.n_head_kv == s.n_ff % 256 == s.n_embd % 64 == 0, name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("shape", "rho"),
     [(name, rho) for name in ("tiny-mixtral", "tiny-qwen3moe", "tiny-smallthinker") for rho in (0, 0.8)]

@@ -75,7 +75,7 @@ def url(demo: AsyncLlama) -> Iterator[str]:
 @pytest.fixture
 def http(url: str) -> Iterator[Any]:
     httpx = pytest.importorskip("httpx")
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=120) as client:
         yield client
 
 

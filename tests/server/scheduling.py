@@ -32,11 +32,11 @@ def choice(seed: int | None = None, *, n_vocab: int = N_VOCAB, **more: Any) -> C
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(24000):
         if true():
             return
         time.sleep(0.005)
-    raise AssertionError("it did not happen in ten seconds")
+    raise AssertionError("it did not happen in two minutes")
 
 
 def blocked(scheduler: Scheduler, n: int) -> tuple[list[Stream], threading.Event]:

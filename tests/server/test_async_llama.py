@@ -36,7 +36,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 60))
+    return asyncio.run(asyncio.wait_for(work, 120))
 
 
 async def idle(llm: AsyncLlama) -> None:
@@ -483,7 +483,7 @@ def test_closing_ends_what_has_no_thread_yet(relu_path: Path) -> None:
         assert await tokens
         with suppress(ClosedError, StopAsyncIteration):
             while True:
-                await asyncio.wait_for(anext(stream), 20)
+                await asyncio.wait_for(anext(stream), 120)
         with pytest.raises(ClosedError):
             await llm.tokenize("a")
         await asyncio.gather(*busy)

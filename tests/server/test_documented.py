@@ -41,7 +41,7 @@ def test_curl(demo: AsyncLlama, code: str) -> None:
     env = os.environ | {"LD_PRELOAD": ""}  # under a sanitizer's runtime curl does not start
     with serving(demo, ends_model=False) as address:
         command.append(code.replace(ADDRESS, address))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0 and '"choices"' in done.stdout and '"error"' not in done.stdout
     assert '"completion_tokens"' in done.stdout
 

@@ -68,7 +68,7 @@ def test_what_a_mixture_s_experts_do(on_device: bool, tmp_path: Path) -> None:
         else:
             assert not there and experts["routes"]["cpu"] == uses.sum() and view["vram"] is None
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_uses_of_experts_are_of_late_and_outlive_a_session(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_answers_with_and_without_a_process(demo: AsyncLlama) -> None:
         work = [demo.create_completion("Once", seed=seed, logprobs=1, **options) for seed in range(6)]
         return list(await asyncio.gather(*work))
 
-    results = asyncio.run(asyncio.wait_for(main(), 60))
+    results = asyncio.run(asyncio.wait_for(main(), 120))
     with Llama.demo(n_ctx=512, n_threads=1, verbose=False) as llm:
         for seed, result in enumerate(results):
             alone = llm.create_completion("Once", seed=seed, logprobs=1, **options)
@@ -251,7 +251,7 @@ def test_clients_that_leave_while_their_grammar_is_compiled(
         result = await demo.create_completion("a", grammar='root ::= "x"')
         assert result["choices"][0]["text"] == "x"
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
     for _ in range(3000):
         if not demo._grammars._n:
             break
@@ -270,7 +270,7 @@ def test_the_end_does_not_wait_for_grammars() -> None:
         body = {"messages": [{"role": "user", "content": "a"}], "response_format": FORMAT}
 
         def ask() -> None:
-            answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60))
+            answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120))
 
         answers: list[Any] = []
         threads = [threading.Thread(target=ask) for _ in range(4)]

@@ -66,7 +66,7 @@ def test_idle_connections_keep_nobody_out(demo: AsyncLlama) -> None:
         where = place(address)
         idle = [stack.enter_context(closing(socket.create_connection(where, 20))) for _ in range(12)]
         assert httpx.get(f"{address}/health").status_code == 200
-        asked = httpx.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=30)
+        asked = httpx.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=120)
         assert asked.status_code == 200
         assert all(is_closed(sock) for sock in idle[:6])
         assert len(idle) == 12
@@ -91,7 +91,7 @@ def test_health_answers_when_all_places_are_taken(demo: AsyncLlama, steps: Steps
         wait_for(lambda: demo.stats().running + demo.stats().waiting == 12)
         for method in ("GET", "HEAD"):
             assert httpx.request(method, f"{address}/health").status_code == 200
-        said = httpx.post(f"{address}/v1/completions", json={"prompt": "a"}, timeout=30)
+        said = httpx.post(f"{address}/v1/completions", json={"prompt": "a"}, timeout=120)
         assert said.status_code == 429 and int(said.headers["retry-after"]) >= 1
         assert error_of(said)["type"] == "rate_limit_error"
         for sock in socks:
@@ -107,7 +107,7 @@ def test_limits_of_an_address(demo: AsyncLlama, steps: Steps) -> None:
 
         def ask(client: str, **more: Any) -> Any:
             headers = {"X-Forwarded-For": client} if client else {}
-            return httpx.post(f"{address}/v1/completions", headers=headers, timeout=30, **more)
+            return httpx.post(f"{address}/v1/completions", headers=headers, timeout=120, **more)
 
         host, _ = place(address)
         for i in range(4):
@@ -144,7 +144,7 @@ def test_slow_bodies_take_no_places(demo: AsyncLlama) -> None:
             sock = stack.enter_context(closing(socket.create_connection(place(address), 20)))
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             sock.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        asked = httpx.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=30)
+        asked = httpx.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=120)
         assert asked.status_code == 200
 
 
@@ -250,7 +250,7 @@ def test_bodies_that_are_dear_to_read(demo: AsyncLlama) -> None:
 
         def said(body: bytes) -> tuple[int, str]:
             headers = {"Content-Type": "application/json"}
-            answer = httpx.post(f"{address}/v1/completions", content=body, headers=headers, timeout=30)
+            answer = httpx.post(f"{address}/v1/completions", content=body, headers=headers, timeout=120)
             return answer.status_code, error_of(answer)["message"]
 
         for body, why in (

@@ -23,7 +23,7 @@ ONCE = {"prompt": "Once upon a", "temperature": 0, "max_tokens": 12}
 def strict(demo: AsyncLlama) -> Iterator[Any]:
     with (
         serving(demo, ends_model=False, strict=True) as address,
-        httpx.Client(base_url=address, timeout=30) as client,
+        httpx.Client(base_url=address, timeout=120) as client,
     ):
         yield client
 

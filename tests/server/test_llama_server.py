@@ -18,7 +18,7 @@ httpx = pytest.importorskip("httpx")
 @pytest.fixture
 def http(stage: str) -> Iterator[Any]:
     headers = {"Authorization": "Bearer secret"}
-    with httpx.Client(base_url=stage, timeout=30, headers=headers) as client:
+    with httpx.Client(base_url=stage, timeout=120, headers=headers) as client:
         yield client
 
 
@@ -115,7 +115,7 @@ def test_embedding(http: Any) -> None:
 
 def test_embedding_of_tokens() -> None:
     llm = AsyncLlama.demo(n_ctx=64, n_parallel=1, n_threads=1, verbose=False, pooling="none")
-    with serving(llm) as address, httpx.Client(base_url=address, timeout=30) as client:
+    with serving(llm) as address, httpx.Client(base_url=address, timeout=120) as client:
         (one,) = post(client, "/embedding", content=[1, 2, 3])
         assert [len(vector) for vector in one["embedding"]] == [llm.llama.n_embd()] * 3
     llm.close()

@@ -19,7 +19,7 @@ WEATHER = {"name": "weather", "description": "Of a city", "input_schema": TOOL}
 
 @pytest.fixture
 def http(stage: str) -> Iterator[Any]:
-    with httpx.Client(base_url=stage, timeout=30, headers={"x-api-key": "secret"}) as client:
+    with httpx.Client(base_url=stage, timeout=120, headers={"x-api-key": "secret"}) as client:
         yield client
 
 

@@ -55,7 +55,7 @@ def house() -> House:
 
 def run(work: Awaitable[Any]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(work, 20)
+        await asyncio.wait_for(work, 120)
 
     asyncio.run(main())
 

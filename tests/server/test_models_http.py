@@ -68,7 +68,7 @@ def several(relu_path: Path, adapters: list[Path]) -> Iterator[Models]:
 
 @pytest.fixture
 def http(several: Models) -> Iterator[Any]:
-    with serving(several) as address, httpx.Client(base_url=address, timeout=60) as client:  # type: ignore[arg-type]
+    with serving(several) as address, httpx.Client(base_url=address, timeout=120) as client:  # type: ignore[arg-type]
         yield client
 
 
@@ -218,7 +218,7 @@ def test_rerank_and_score(ranker: Path, url: str) -> None:
         expected = llm.rank("who?", ["a cat", "no", "sun"])
     order = sorted(range(3), key=lambda i: -expected[i])
     llm = AsyncLlama(str(ranker), n_parallel=2, **OPTIONS)
-    with serving(llm, names=("r",)) as address, httpx.Client(base_url=address, timeout=30) as http:
+    with serving(llm, names=("r",)) as address, httpx.Client(base_url=address, timeout=120) as http:
         body = {"query": "who?", "documents": ["a cat", {"text": "no"}, "sun"], "model": "r"}
         for path in ("/v1/rerank", "/rerank", "/reranking", "/v2/rerank"):
             answer = http.post(path, json=body).json()

@@ -25,7 +25,7 @@ HI = {"model": "llama3.2", "messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture
 def http(stage: str) -> Iterator[Any]:
     headers = {"Authorization": "Bearer secret"}
-    with httpx.Client(base_url=stage, timeout=30, headers=headers) as client:
+    with httpx.Client(base_url=stage, timeout=120, headers=headers) as client:
         yield client
 
 

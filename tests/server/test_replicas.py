@@ -22,7 +22,7 @@ HOSTS: dict[str, Any] = {"devices": ["host:0", "host:1"], "vram_budget": 0.02, "
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 60))
+    return asyncio.run(asyncio.wait_for(work, 120))
 
 
 def open_two(path: Path, **more: Any) -> AsyncLlama:

@@ -21,7 +21,7 @@ SHELL = {"type": "function", "name": "shell", "description": "Runs", "strict": F
 @pytest.fixture
 def http(stage: str) -> Iterator[Any]:
     headers = {"Authorization": "Bearer secret"}
-    with httpx.Client(base_url=stage, timeout=30, headers=headers) as client:
+    with httpx.Client(base_url=stage, timeout=120, headers=headers) as client:
         yield client
 
 

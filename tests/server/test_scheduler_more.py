@@ -252,7 +252,7 @@ def test_shifts_and_guesses_of_async_llama() -> None:
                 assert result["usage"]["completion_tokens"] == 150
                 assert result["choices"][0]["finish_reason"] == "length"
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 # -- embeddings

@@ -40,7 +40,7 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         request = urllib.request.Request(
             f"{address}/v1/completions", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             assert json.load(response)["model"] == "tiny"
         if is_glibc():  # it has started itself again
             assert b"glibc.malloc.tcache_count=0" in Path(f"/proc/{process.pid}/environ").read_bytes()

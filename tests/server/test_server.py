@@ -124,7 +124,7 @@ def test_many_embeddings(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> N
     texts = [f"{i} cats" for i in range(50)]
 
     def embed(address: str, **asked: Any) -> Any:
-        return httpx.post(f"{address}/v1/embeddings", json={"input": texts} | asked, timeout=60)
+        return httpx.post(f"{address}/v1/embeddings", json={"input": texts} | asked, timeout=120)
 
     with serving(demo, ends_model=False, max_input_tokens=1000) as address:
         given = [item["embedding"] for item in embed(address).json()["data"]]
@@ -371,7 +371,7 @@ def test_large_bodies(http: Any, url: str) -> None:
 
 def test_a_large_body_is_refused_before_it_comes(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
+    with socket.create_connection((host, int(port)), timeout=120) as sock:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         sock.sendall(f"{head}Content-Length: {10**9}\r\n\r\n".encode())
         assert b" 413 " in sock.recv(1000).splitlines()[0]

@@ -28,7 +28,7 @@ def raw(url: str, body: dict[str, Any]) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    sock = socket.create_connection((host, int(port)), timeout=20)
+    sock = socket.create_connection((host, int(port)), timeout=120)
     sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return sock
 
@@ -43,7 +43,7 @@ class Steps:
         self._allowed.release(n)
 
     def wait(self) -> None:
-        assert self._allowed.acquire(timeout=60)
+        assert self._allowed.acquire(timeout=120)
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    for _ in range(3000):
+    for _ in range(12000):
         if true():
             return
         time.sleep(0.01)
-    raise AssertionError("it did not happen in half a minute")
+    raise AssertionError("it did not happen in two minutes")
 
 
 def wait_until_idle(llm: AsyncLlama) -> None:
@@ -120,7 +120,7 @@ def test_too_many_requests(url: str, demo: AsyncLlama, steps: Steps, http: Any) 
 def test_bodies_that_do_not_come(demo: AsyncLlama) -> None:
     with serving(demo, ends_model=False, body_timeout_s=0.2) as address:
         host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as sock:
+        with socket.create_connection((host, int(port)), timeout=120) as sock:
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             sock.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
             assert b" 408 " in sock.recv(1000).splitlines()[0]
@@ -130,7 +130,7 @@ def test_bodies_that_do_not_come(demo: AsyncLlama) -> None:
 def test_headers_that_do_not_come(demo: AsyncLlama, before: bytes) -> None:
     with serving(demo, ends_model=False, headers_timeout_s=1.0) as address:
         host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as sock:
+        with socket.create_connection((host, int(port)), timeout=120) as sock:
             if before:
                 sock.sendall(before)
                 assert b"200 OK" in sock.recv(1000)
@@ -144,11 +144,11 @@ def test_headers_that_do_not_come(demo: AsyncLlama, before: bytes) -> None:
 def test_an_answer_may_take_longer_than_headers(demo: AsyncLlama, steps: Steps) -> None:
     with serving(demo, ends_model=False, headers_timeout_s=1.0) as address:
         threading.Timer(1.5, steps.allow).start()
-        assert httpx.post(f"{address}/v1/completions", json=FOREVER, timeout=30).status_code == 200
+        assert httpx.post(f"{address}/v1/completions", json=FOREVER, timeout=120).status_code == 200
 
 
 def test_looking_does_not_wait_for_the_engine(url: str, demo: AsyncLlama) -> None:
-    with demo.llama.session._lock, httpx.Client(base_url=url, timeout=20) as http:
+    with demo.llama.session._lock, httpx.Client(base_url=url, timeout=120) as http:
         for path in ("/health", "/v1/models", "/v1/models/demo", "/v1/engine", "/metrics"):
             assert http.get(path).status_code == 200
 
@@ -295,7 +295,7 @@ def test_readers_that_stop_reading(demo: AsyncLlama) -> None:
         await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
         return stream.is_over
 
-    assert asyncio.run(asyncio.wait_for(main(), 20))
+    assert asyncio.run(asyncio.wait_for(main(), 120))
     wait_until_idle(demo)
 
 
@@ -333,7 +333,7 @@ def test_what_waits_is_written_together(demo: AsyncLlama) -> None:
             await until(lambda n=n: len(written) == n)  # type: ignore[misc]
         await task
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
     events = events_of(b"".join(written).decode())
     assert len(events) > 50 and len(written) < 20
     assert [len(events_of((data + b"data: [DONE]\n\n").decode())) for data in written[1:3]] == [1, 1]
@@ -379,7 +379,7 @@ def test_the_end(own: AsyncLlama, steps: Steps, grace: float, ends_well: bool) -
     said: list[str] = []
 
     def client(address: str) -> None:
-        said.append(httpx.post(f"{address}/v1/completions", json=asked, timeout=30).text)
+        said.append(httpx.post(f"{address}/v1/completions", json=asked, timeout=120).text)
 
     def go_on() -> None:
         wait_for(lambda: own.scheduler.is_closing)

@@ -19,6 +19,9 @@
 // A chunk is 8 * lanes weights (Q8_0), 16 * lanes (Q4_0) or a block of 256 (K formats). Rows of the former may end inside a chunk:
 // rows.hpp then works on a copy that is filled up with zeros.
 // Short loops over t and r that have to leave nothing but their bodies.
+#ifndef TE_CODEC_HPP
+#define TE_CODEC_HPP
+
 #if defined(__clang__)
 #define TE_EACH(T)     _Pragma("unroll") for (int t = 0; t < T; t++)
 #define TE_EACH_ROW(R) _Pragma("unroll") for (int r = 0; r < R; r++)
@@ -265,3 +268,5 @@ template <class V> struct codec_q8_0 {
     }
 };
 } // namespace
+
+#endif

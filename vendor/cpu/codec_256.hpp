@@ -1,5 +1,8 @@
 // codec_256.hpp - formats of 256 weights beside those of codec_k.hpp: Q2_K, Q3_K and IQ4_XS. The interface is that of
 // codec.hpp; a chunk is a block.
+#ifndef TE_CODEC_256_HPP
+#define TE_CODEC_256_HPP
+
 namespace {
 
 // Q2_K and Q3_K: two bits of weight 128h + 32t + i stand in byte 32h + i of q, bits 2t and 2t + 1. Register number t has
@@ -310,3 +313,5 @@ template <class V> struct codec_iq4_xs {
     }
 };
 } // namespace
+
+#endif

@@ -4,6 +4,9 @@
 // A register holds lanes / 4 blocks, sixteen bytes each. As in Q4_0 a byte holds weight i in its low half and weight
 // 16 + i in its high one. A fifth bit comes from a word of 32 bits; halves of IQ4_NL and MXFP4 choose from a list of values. Those of MXFP4 fit
 // into five bits, so it is a Q5_0 whose bits come from a list and whose scale is a power of two.
+#ifndef TE_CODEC_32_HPP
+#define TE_CODEC_32_HPP
+
 namespace {
 
 alignas(16) constexpr int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -157,3 +160,5 @@ template <class V> using codec_q5_1 = codec_32<V, te_block_q5_1>;
 template <class V> using codec_iq4_nl = codec_32<V, te_block_iq4_nl>;
 template <class V> using codec_mxfp4 = codec_32<V, te_block_mxfp4>;
 } // namespace
+
+#endif

@@ -4,6 +4,9 @@
 // 4 * lanes bytes of the four-bit part make one register of low and one of high nibbles. With 16 lanes a register holds
 // two units: a K-block's scales times the activations' scales are one vector of sixteen (w16), from which V::spread
 // takes those of a register's lanes.
+#ifndef TE_CODEC_K_HPP
+#define TE_CODEC_K_HPP
+
 namespace {
 
 // Loops over the registers of a block; the register's number must be a constant, since it selects shifts and lanes.
@@ -283,3 +286,5 @@ template <class V> struct codec_q6_k {
 };
 #undef TE_STEPS
 } // namespace
+
+#endif

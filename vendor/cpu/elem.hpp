@@ -1,4 +1,7 @@
 // elem.hpp - norms, softmax and activations over V's floats. Sums are kept in doubles beyond 1024 elements.
+#ifndef TE_ELEM_HPP
+#define TE_ELEM_HPP
+
 namespace {
 
 template <class V> struct elementwise {
@@ -235,3 +238,5 @@ template <class V> struct elementwise {
     }
 };
 } // namespace
+
+#endif

@@ -1,5 +1,8 @@
 // gemm_int8_avx2.hpp - what gemm_int8.hpp asks of AVX2: pairs of products are added up in 16 bits, as many as fit
 // (weights of b bits: 2^b * 2 * 127 for each pair), before they are widened.
+#ifndef TE_GEMM_INT8_AVX2_HPP
+#define TE_GEMM_INT8_AVX2_HPP
+
 namespace {
 struct int8_avx2 {
     static constexpr uint64_t types = 1ull << TE_MXFP4 | 1ull << TE_Q4_0 | 1ull << TE_Q4_1 | 1ull << TE_Q5_0 |
@@ -29,3 +32,5 @@ struct int8_avx2 {
 using isa_int8 = int8_avx2;
 using isa_gemm_int8 = gemm_int8<isa_vec, int8_by_32<isa_vec, int8_avx2>>;
 } // namespace
+
+#endif

@@ -4,6 +4,9 @@
 // stay in registers while all rows pass by).
 //
 // One or two vectors take F16 as it is; more, and other formats, are converted once into a tile in the first cache.
+#ifndef TE_HEADS_HPP
+#define TE_HEADS_HPP
+
 namespace {
 
 template <class V> struct heads {
@@ -219,3 +222,5 @@ template <class V> struct heads {
     }
 };
 } // namespace
+
+#endif

@@ -5,7 +5,8 @@
  *     #include "vec_avx2.hpp"
  *     TE_ISA_VOCABULARY(avx2, vec_avx2)
  *
- * and part_NAME.hpp ends with TE_ISA_END. A set that needs no target begins with TE_ISA_ANY.
+ * and the files that CMakeLists.txt makes of it and its parts end with TE_ISA_END. A set that needs no target begins
+ * with TE_ISA_ANY.
  *
  * Every header that is not ours stands here, before the target changes: an inline function of a standard header
  * compiled behind TE_ISA_BEGIN could be the one that the linker keeps for the whole program. For the same reason

@@ -2,4 +2,3 @@
 #include "gemm.hpp"
 
 TE_PART(gemm) { table->gemm = table->floats = gemm_table<isa_vec>(); }
-TE_ISA_END

@@ -32,4 +32,3 @@ TE_PART(gemm_amx) {
     k.attend_end = attend_amx::end;
     table->gemm = k;
 }
-TE_ISA_END

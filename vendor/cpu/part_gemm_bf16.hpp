@@ -11,4 +11,3 @@ TE_PART(gemm_bf16) {
     k->gemm = G::gemm;
     k->gemm_t = G::gemm_t;
 }
-TE_ISA_END

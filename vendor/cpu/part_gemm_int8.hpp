@@ -7,4 +7,3 @@
 #include TE_INT8
 
 TE_PART(gemm_int8) { fill_int8<isa_gemm_int8, isa_int8>(&table->gemm, 0); }
-TE_ISA_END

@@ -12,4 +12,3 @@ TE_PART(gemm_int8_k) {
     static_assert(sizeof(G::scratch) >= sizeof(isa_gemm_int8::scratch), "there is one scratch memory");
     fill_int8<G, int8_k>(&table->gemm, 1);
 }
-TE_ISA_END

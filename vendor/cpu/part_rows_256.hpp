@@ -13,4 +13,3 @@ TE_PART(rows_256) {
     table->row[TE_Q3_K] = rows_of<isa_vec, k_rows<isa_vec, codec_q3_k<isa_vec>>>();
     table->row[TE_IQ4_XS] = rows_of<isa_vec, k_rows<isa_vec, codec_iq4_xs<isa_vec>>>();
 }
-TE_ISA_END

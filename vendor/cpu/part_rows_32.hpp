@@ -28,4 +28,3 @@ TE_PART(rows_32) {
     table->row[TE_IQ4_NL] = rows_of<isa_vec, block_rows<isa_vec, codec_iq4_nl<isa_vec>>>();
     table->row[TE_MXFP4] = rows_of<isa_vec, block_rows<isa_vec, codec_mxfp4<isa_vec>>>();
 }
-TE_ISA_END

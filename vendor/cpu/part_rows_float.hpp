@@ -10,4 +10,3 @@ TE_PART(rows_float) {
     table->row[TE_F16] = rows_of<isa_vec, float_rows<isa_vec, codec_f16<isa_vec>>>(writers<isa_vec>::f16);
     table->row[TE_BF16] = rows_of<isa_vec, float_rows<isa_vec, codec_bf16<isa_vec>>>(writers<isa_vec>::bf16);
 }
-TE_ISA_END

@@ -24,4 +24,3 @@ TE_PART(rows_k) {
     table->row[TE_Q5_K] = rows_of_units<isa_vec, codec_q5_k<isa_vec>, te_block_q5_k>();
     table->row[TE_Q6_K] = rows_of_units<isa_vec, codec_q6_k<isa_vec>, te_block_q6_k>();
 }
-TE_ISA_END

@@ -21,4 +21,3 @@ TE_PART(vectors) {
     table->conv = recurrent<isa_vec>::conv;
     table->scan = recurrent<isa_vec>::scan;
 }
-TE_ISA_END

@@ -1,7 +1,8 @@
 /* parts.h - the kernel tables of this build and the parts that fill them.
  *
  * CMakeLists.txt makes one object of each part for each instruction set, so that compilers work side by side and none
- * takes long: `kernels` there lists them. The object of part P for set S defines one function, te_S_P, and nothing else.
+ * takes long: `kernels` there lists them. The object of part P for set S defines one function, te_S_P, and nothing else
+ * (in builds that are not optimised, a set has one object).
  * te_cpu.c says which parts fill which table, and runs them only where the instruction set runs. */
 #ifndef PARTS_H
 #define PARTS_H

@@ -1,6 +1,9 @@
 // recurrent.hpp - what layers with a state do to their tokens, one after the other: causal convolutions, and matrices
 // that decay and take up products of two vectors. Vectors run over channels, or columns of the state, and no number
 // depends on its neighbours: so neither cutting a run of tokens nor sharing out columns changes a bit.
+#ifndef TE_RECURRENT_HPP
+#define TE_RECURRENT_HPP
+
 namespace {
 
 template <class V> struct recurrent {
@@ -108,3 +111,5 @@ template <class V> struct recurrent {
     }
 };
 } // namespace
+
+#endif

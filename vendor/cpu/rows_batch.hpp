@@ -10,6 +10,9 @@
 // Rows that are wanted by the same tokens are added to their sums a few at a time, so that these are read and written once
 // for all. One thread of a Zen 5, eight tokens, billions of products a second, one row and so: AVX2, two rows, Q4_0 35 and
 // 51, Q4_K 32 and 40, F16 32 and 51; AVX-512, four rows, Q4_0 38 and 75, Q4_K 37 and 60, F16 (two) 39 and 54.
+#ifndef TE_ROWS_BATCH_HPP
+#define TE_ROWS_BATCH_HPP
+
 namespace {
 
 // What both kernels share: up to eight tokens at a time, in groups of V::abreast, or a power of two below; tiles of rows.
@@ -453,3 +456,5 @@ template <class V> struct batch_of_any {
     }
 };
 } // namespace
+
+#endif

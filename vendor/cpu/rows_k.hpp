@@ -8,6 +8,9 @@
 // Where a format has minima, w = s * q - m, axpy sums s * q in place of the columns, and the minima, which whole units
 // share, beside them: a subtraction less for every vector of weights. A block then has 256 + 16 sums; those of minima are
 // the last C::n_minima.
+#ifndef TE_ROWS_K_HPP
+#define TE_ROWS_K_HPP
+
 namespace {
 
 template <class V, class C> struct k_rows : block_rows<V, C> {
@@ -106,3 +109,5 @@ template <class V, class C> struct k_rows : block_rows<V, C> {
     }
 };
 } // namespace
+
+#endif

@@ -9,6 +9,9 @@
 //
 // One thread of a Zen 5, 4096 columns, weights in memory, billions of products a second of 4, 8, 16 and 32 tokens, row by
 // row and so: AVX-512 138, 137, 174, 177 and 153, 222, 267, 270.
+#ifndef TE_ROWS_PANEL_HPP
+#define TE_ROWS_PANEL_HPP
+
 namespace {
 
 template <int PASS> struct panel_tokens {
@@ -140,3 +143,5 @@ template <class V, class P> struct panel_rows {
     }
 };
 } // namespace
+
+#endif

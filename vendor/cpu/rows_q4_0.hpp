@@ -8,6 +8,9 @@
 //
 // One thread of a Zen 5, 4096 columns, GB/s read for 1 and 2 tokens: AVX2, from memory, codec_q4_0's 28 and 17.5, these 36
 // and 24.5; AVX-512, from the second cache, 62 and 40, these 78 and 48 (from memory both reach what it gives).
+#ifndef TE_ROWS_Q4_0_HPP
+#define TE_ROWS_Q4_0_HPP
+
 namespace {
 
 template <class V> struct q4_0_walk;
@@ -123,3 +126,5 @@ template <class V> struct q4_0_walk : block_walk<V, codec_q4_0<V>, codec_q4_0<V>
     static float total(const typename V::f32 *sum) { return V::sum(*sum); }
 };
 } // namespace
+
+#endif

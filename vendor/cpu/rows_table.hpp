@@ -1,4 +1,7 @@
 // rows_table.hpp - the row kernels of a format, as te_kernels.h wants them.
+#ifndef TE_ROWS_TABLE_HPP
+#define TE_ROWS_TABLE_HPP
+
 namespace {
 
 // A kernel of rows is one function. Unless told so, gcc does not inline all of a codec (Q6_K, AVX2: dot lost 8 %, axpy
@@ -39,3 +42,5 @@ template <class V> void fill_any_rows(te_kernels *table) {
 #undef X
 }
 } // namespace
+
+#endif

@@ -9,6 +9,9 @@
 // eight rows by one token 102, 125, 139 and 143, so 112, 138, 154 and 161; with AVX-VNNI 116, 144, 161 and 169, so 125, 156,
 // 177 and 188. A unit of eight rows and one token takes 6 cycles, of which 5.5 are multiplications (VNNI 5.1 and 5),
 // unpacking 11. Zen 4: docs/performance/notes.md.
+#ifndef TE_ROWS_TILE_HPP
+#define TE_ROWS_TILE_HPP
+
 namespace {
 
 // U: a format's rows in lanes.
@@ -202,3 +205,5 @@ template <class V> struct q4_0_lanes : q4_0_rows<V> {
     }
 };
 } // namespace
+
+#endif

@@ -9,6 +9,9 @@
 // One thread of a Zen 5, billions of products a second of 1, 4, 8, 16 and 32 tokens, 4096 columns, weights in memory, each
 // register with its own scales (codec_k.hpp) and so: Q4_K 59, 87, 82, 85 and 85, now 59, 100, 115, 138 and 149; Q5_K 43, 74,
 // 73, 74 and 75, now 45, 83, 109, 126 and 136; Q6_K 37, 53, 49, 51 and 52, now 47, 84, 111, 129 and 143.
+#ifndef TE_ROWS_UNITS_HPP
+#define TE_ROWS_UNITS_HPP
+
 namespace {
 
 // The activations of a block. has_start: with the words that sums of Q6_K begin with.
@@ -263,3 +266,5 @@ template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
     }
 };
 } // namespace
+
+#endif
