@@ -30,13 +30,18 @@ template <class V, int ROWS> typename V::f32 add_lanes(const float (*sum)[ROWS],
     return v[0];
 }
 
-template <class V> struct q4_0_panel {
-    using K = q4_0_rows<V>;
-    using one_by_one = batch<V, q4_0_walk<V>>;
-    using act = typename K::act;
+// U: a format's rows, of which panels need
+//     act, with start and d by lanes, and block_bytes, at whose beginning is the scale
+//     at_q(b), high      where the first sixteen activations of block b are in an act, and how far behind them the others
+//     lane(b)            of the kernel of one token, which has the sums of block b
+//     unpack(row, at, w) a block of sixteen rows, as q4_0_panel_dot wants it
+//     scales(row, at, d) of sixteen blocks, by blocks
+template <class V, class U> struct block_panel {
+    using one_by_one = batch<V, typename U::walk>;
+    using act = typename U::act;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
-    static constexpr int L = V::lanes, chunk = K::chunk, block_bytes = K::block_bytes;
+    static constexpr int L = V::lanes, chunk = U::chunk, block_bytes = U::block_bytes;
     static constexpr int ROWS = L, ABREAST = 4, PASS = 16; // tokens of a pass, whose sums stay in the first cache
     using tokens = panel_tokens<PASS>;
     using panel = panel_of<ROWS>;
@@ -45,7 +50,7 @@ template <class V> struct q4_0_panel {
 
     // Those of n blocks.
     static void load_scales(const uint8_t *const *row, size_t at, int n, scales &d) {
-        if (n == L) return V::q4_0_panel_scales(row, at, d[0]);
+        if (n == L) return U::scales(row, at, d[0]);
         for (int b = 0; b < n; b++)
             for (int r = 0; r < L; r++) memcpy(&d[b][r], row[r] + at + b * block_bytes, 2);
     }
@@ -53,7 +58,7 @@ template <class V> struct q4_0_panel {
     // to += a block of the rows, w and their scales, times a token's, which is at these places of its activations.
     static void meet(const i32 *w, f32 scale, const char *x, size_t at_q, size_t at_lane, float *to) {
         const char *own = x + at_lane;
-        const i32 whole = V::q4_0_panel_dot(w, x + at_q, x + at_q + 4 * L, own + offsetof(act, start));
+        const i32 whole = V::q4_0_panel_dot(w, x + at_q, x + at_q + U::high, own + offsetof(act, start));
         const f32 by = V::mul(scale, V::splat(((const float *)(own + offsetof(act, d)))[0]));
         V::store(to, V::fma(V::to_f32(whole), by, V::load(to)));
     }
@@ -64,14 +69,14 @@ template <class V> struct q4_0_panel {
         alignas(64) scales d;
         load_scales(p.row, at, n, d);
         i32 w[8], then[8]; // the next block is unpacked while tokens meet this one: 3 %
-        V::q4_0_panel(p.row, at, then);
+        U::unpack(p.row, at, then);
         for (int b = 0; b < n; b++) {
             if (fetch) prefetch<L * block_bytes>(p.next[b] + at);
-            const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
+            const int lane = U::lane(b);
             for (int k = 0; k < 8; k++) w[k] = then[k];
-            if (b + 1 < n) V::q4_0_panel(p.row, at + (size_t)((b + 1) * block_bytes), then);
+            if (b + 1 < n) U::unpack(p.row, at + (size_t)((b + 1) * block_bytes), then);
             const f32 scale = V::load_f16(d[b]);
-            const size_t at_q = acts + offsetof(act, q) + (size_t)(8 * L * i + 16 * j),
+            const size_t at_q = acts + offsetof(act, q) + (size_t)U::at_q(b),
                          at_lane = acts + sizeof(int32_t) * (size_t)lane;
             float *to = sum[0][lane];
             int t = 0; // four of them in a turn of the loop: 10 %
