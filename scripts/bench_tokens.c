@@ -1,6 +1,6 @@
 /* bench_tokens.c - products of 1 to 32 tokens by a team, and what limits them, per weight format and instruction set.
  *
- *     cc -O3 scripts/bench_tokens.c build/testing/libte_testing.so -Wl,-rpath,build/testing -lpthread -o bench_tokens
+ *     cc -O3 scripts/bench_tokens.c build/testing/libte_testing.so -Wl,-rpath,build/testing -pthread -o bench_tokens
  *     ./bench_tokens THREADS[,THREADS ...] ISA[,ISA ...] TYPE[,TYPE ...] [ROUNDS]
  *
  * The dense products of layers of Llama-2-7B (TE_BY_ROWS, as in decoding), more than 1 GB of random weights, 64 MB for each

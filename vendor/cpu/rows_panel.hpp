@@ -1,11 +1,12 @@
-// rows_panel.hpp - dot products of Q4_0 for a few tokens: a panel of rows at a time, a lane of a register for each.
+// rows_panel.hpp - dot products of Q4_0 and Q8_0 for a few tokens: a panel of rows at a time, a lane of a register for each.
 //
 // A block of each row is brought into lanes once and then meets one token after the other, whose products want no adding
 // up across a register and only one product of scales and one fma for all rows. Sums wait in memory: of each token one
-// register for each lane of rows_q4_0.hpp, which has the blocks that are in that lane there, so that the bits are the same.
+// register for each lane of rows_q4_0.hpp or rows_q8_0.hpp, which has the blocks that are in that lane there, so that the
+// bits are the same.
 //
-// How a panel is multiplied: on AVX-512 here, sixteen rows by V::q4_0_panel, which stay in registers. What tokens bring
-// comes 8 bytes at a time, in all lanes: else loads are what limits a Zen 5. On AVX2 in rows_tile.hpp.
+// How a panel is multiplied: on AVX-512 here, sixteen rows, a block of which stays in registers. What tokens bring comes
+// 8 bytes at a time, in all lanes: else loads are what limits a Zen 5. On AVX2 in rows_tile.hpp.
 //
 // One thread of a Zen 5, 4096 columns, weights in memory, billions of products a second of 4, 8, 16 and 32 tokens, row by
 // row and so: AVX-512 138, 137, 174, 177 and 153, 222, 267, 270.

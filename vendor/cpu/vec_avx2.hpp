@@ -2,7 +2,7 @@
 namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
-    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp and rows_units.hpp have their words
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0, rows_q8_0 and rows_units have their words
     static constexpr int abreast = 4;            // tokens, in rows_batch.hpp
     static constexpr int rows = 2;               // that one pass over axpy's sums adds
     using f32 = __m256;

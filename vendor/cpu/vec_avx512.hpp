@@ -3,7 +3,7 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
-    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp has its words
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp and rows_q8_0.hpp have their words
     static constexpr int abreast = 8;            // tokens, in rows_batch.hpp
     static constexpr int rows = 4;               // that one pass over axpy's sums adds
     using f32 = __m512;
