@@ -161,7 +161,9 @@ for part in $parts; do
         for isa in $(sets | tr ' ' '\n' | grep -v "amx\|bf16"); do
             for type in F16 BF16 Q8_0 Q4_0 Q4_K Q6_K; do measure kernels.txt "$out/.bench_rows" "$n" "$isa" $type; done
         done
-        rm -f "$out/.bench_rows" ;;
+        cc -O3 "$scripts/bench_tokens.c" "$library" -Wl,-rpath,"$(dirname "$(realpath "$library")")" -pthread -o "$out/.bench_tokens"
+        measure tokens.txt "$out/.bench_tokens" "$n" avx2,avx2_vnni,avx512 F16,Q8_0,Q4_0,Q4_K,Q6_K
+        rm -f "$out/.bench_rows" "$out/.bench_tokens" ;;
     llama)
         measure llama.jsonl "$python" "$scripts/bench_llama.py" "$(model F16 gguf)"
         measure llama.jsonl "$python" "$scripts/bench_llama.py" "$(model Q4_0 gguf)" ;;

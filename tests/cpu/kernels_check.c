@@ -46,7 +46,7 @@ static void untouched(const float *p, int32_t n) {
 /* ---- rows ---- */
 
 static const int32_t float_widths[] = {1, 5, 7, 16, 17, 31, 64, 80, 333};
-static const int32_t block_widths[] = {32, 64, 96, 128, 160, 192, 288, 416};
+static const int32_t block_widths[] = {32, 64, 96, 128, 160, 192, 288, 416, 544};
 static const int32_t k_widths[] = {256, 512, 1024};
 
 /* The i-th row length to try for a type; 0 after the last. */

@@ -1,11 +1,12 @@
-// rows_panel.hpp - dot products of Q4_0 for a few tokens: a panel of rows at a time, a lane of a register for each.
+// rows_panel.hpp - dot products of Q4_0 and Q8_0 for a few tokens: a panel of rows at a time, a lane of a register for each.
 //
 // A block of each row is brought into lanes once and then meets one token after the other, whose products want no adding
 // up across a register and only one product of scales and one fma for all rows. Sums wait in memory: of each token one
-// register for each lane of rows_q4_0.hpp, which has the blocks that are in that lane there, so that the bits are the same.
+// register for each lane of rows_q4_0.hpp or rows_q8_0.hpp, which has the blocks that are in that lane there, so that the
+// bits are the same.
 //
-// How a panel is multiplied: on AVX-512 here, sixteen rows by V::q4_0_panel, which stay in registers. What tokens bring
-// comes 8 bytes at a time, in all lanes: else loads are what limits a Zen 5. On AVX2 in rows_tile.hpp.
+// How a panel is multiplied: on AVX-512 here, sixteen rows, a block of which stays in registers. What tokens bring comes
+// 8 bytes at a time, in all lanes: else loads are what limits a Zen 5. On AVX2 in rows_tile.hpp.
 //
 // One thread of a Zen 5, 4096 columns, weights in memory, billions of products a second of 4, 8, 16 and 32 tokens, row by
 // row and so: AVX-512 138, 137, 174, 177 and 153, 222, 267, 270.
@@ -33,13 +34,18 @@ template <class V, int ROWS> typename V::f32 add_lanes(const float (*sum)[ROWS],
     return v[0];
 }
 
-template <class V> struct q4_0_panel {
-    using K = q4_0_rows<V>;
-    using one_by_one = batch<V, q4_0_walk<V>>;
-    using act = typename K::act;
+// U: a format's rows, of which panels need
+//     act, with start and d by lanes, and block_bytes, at whose beginning is the scale
+//     at_q(b), high      where the first sixteen activations of block b are in an act, and how far behind them the others
+//     lane(b)            of the kernel of one token, which has the sums of block b
+//     unpack(row, at, w) a block of sixteen rows, as q4_0_panel_dot wants it
+//     scales(row, at, d) of sixteen blocks, by blocks
+template <class V, class U> struct block_panel {
+    using one_by_one = batch<V, typename U::walk>;
+    using act = typename U::act;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
-    static constexpr int L = V::lanes, chunk = K::chunk, block_bytes = K::block_bytes;
+    static constexpr int L = V::lanes, chunk = U::chunk, block_bytes = U::block_bytes;
     static constexpr int ROWS = L, ABREAST = 4, PASS = 16; // tokens of a pass, whose sums stay in the first cache
     using tokens = panel_tokens<PASS>;
     using panel = panel_of<ROWS>;
@@ -48,7 +54,7 @@ template <class V> struct q4_0_panel {
 
     // Those of n blocks.
     static void load_scales(const uint8_t *const *row, size_t at, int n, scales &d) {
-        if (n == L) return V::q4_0_panel_scales(row, at, d[0]);
+        if (n == L) return U::scales(row, at, d[0]);
         for (int b = 0; b < n; b++)
             for (int r = 0; r < L; r++) memcpy(&d[b][r], row[r] + at + b * block_bytes, 2);
     }
@@ -56,7 +62,7 @@ template <class V> struct q4_0_panel {
     // to += a block of the rows, w and their scales, times a token's, which is at these places of its activations.
     static void meet(const i32 *w, f32 scale, const char *x, size_t at_q, size_t at_lane, float *to) {
         const char *own = x + at_lane;
-        const i32 whole = V::q4_0_panel_dot(w, x + at_q, x + at_q + 4 * L, own + offsetof(act, start));
+        const i32 whole = V::q4_0_panel_dot(w, x + at_q, x + at_q + U::high, own + offsetof(act, start));
         const f32 by = V::mul(scale, V::splat(((const float *)(own + offsetof(act, d)))[0]));
         V::store(to, V::fma(V::to_f32(whole), by, V::load(to)));
     }
@@ -67,14 +73,14 @@ template <class V> struct q4_0_panel {
         alignas(64) scales d;
         load_scales(p.row, at, n, d);
         i32 w[8], then[8]; // the next block is unpacked while tokens meet this one: 3 %
-        V::q4_0_panel(p.row, at, then);
+        U::unpack(p.row, at, then);
         for (int b = 0; b < n; b++) {
             if (fetch) prefetch<L * block_bytes>(p.next[b] + at);
-            const int i = b / (L / 4), j = b % (L / 4), lane = 4 * j + i;
+            const int lane = U::lane(b);
             for (int k = 0; k < 8; k++) w[k] = then[k];
-            if (b + 1 < n) V::q4_0_panel(p.row, at + (size_t)((b + 1) * block_bytes), then);
+            if (b + 1 < n) U::unpack(p.row, at + (size_t)((b + 1) * block_bytes), then);
             const f32 scale = V::load_f16(d[b]);
-            const size_t at_q = acts + offsetof(act, q) + (size_t)(8 * L * i + 16 * j),
+            const size_t at_q = acts + offsetof(act, q) + (size_t)U::at_q(b),
                          at_lane = acts + sizeof(int32_t) * (size_t)lane;
             float *to = sum[0][lane];
             int t = 0; // four of them in a turn of the loop: 10 %

@@ -13,12 +13,82 @@
 
 namespace {
 
-template <class V> struct q4_0_walk;
-template <class V> struct q4_0_rows : block_rows<V, codec_q4_0<V>> {
-    using walk = q4_0_walk<V>;
+// What these have in common with rows_q8_0.hpp. C: the codec of the rest; K: the kernels themselves, which have
+//     act, act_pack      of a chunk, as many blocks as a register has lanes
+//     mac<T>(p, x, sum)  sum[t] += a chunk . x[t]
+template <class V, class C, class K> struct lane_rows : block_rows<V, C> {
+    using f32 = typename V::f32;
+    static constexpr int L = V::lanes, chunk = 32 * L, block_bytes = C::block_bytes, bytes = L * block_bytes;
+
+    static size_t act_bytes(int32_t cols) { return (size_t)((cols + chunk - 1) / chunk) * sizeof(typename K::act); }
+
+    // Of a chunk of which the row has only some blocks, often a half.
+    template <int T, class act>
+    __attribute__((noinline, flatten)) static void mac_part(const uint8_t *p, int32_t cols, const act *const *x,
+                                                            f32 *sum) {
+        uint8_t copy[bytes] = {};
+        if (cols == chunk / 2)
+            memcpy(copy, p, bytes / 2);
+        else
+            memcpy(copy, p, (size_t)(cols / 32) * block_bytes);
+        K::template mac<T>(copy, x, sum);
+    }
+
+    template <int N, class act> static float dot_row(const uint8_t *w, const act *a, int32_t cols, fetched<N> next) {
+        f32 sum = V::zero();
+        for (; cols >= chunk; cols -= chunk, w += bytes, a++) {
+            next.template piece<bytes>();
+            K::template mac<1>(w, &a, &sum);
+        }
+        if (cols) mac_part<1>(w, cols, &a, &sum);
+        return V::sum(sum);
+    }
+    static void dot(const te_mat *m, te_rows rows, te_ahead ahead, const void *acts, float *y) {
+        typedef typename K::act act;
+        const row_ahead next(m, rows, ahead, (size_t)(m->cols / 32) * block_bytes);
+        if (next.is_list)
+            dot_all<2>(m, rows, next, (const act *)acts, y);
+        else
+            dot_all<1>(m, rows, next, (const act *)acts, y);
+    }
+    template <int N, class act>
+    static void dot_all(const te_mat *m, te_rows rows, const row_ahead &next, const act *acts, float *y) {
+        for (int32_t i = 0; i < rows.n; i++) {
+            const uint8_t *w = row_start(m, rows, i);
+            y[i] = dot_row(w, acts, m->cols, fetched<N>::beside(next, i, w));
+        }
+    }
+};
+
+// For rows_batch.hpp.
+template <class V, class C, class K> struct lane_walk : block_walk<V, C, C::chunk> {
+    using act = typename K::act;
+    static constexpr int sums = 1;
+    // 24 KiB of eight tokens' activations
+    static constexpr int32_t of_eight = 3072 / (int)sizeof(act) * K::chunk;
+    static int32_t columns(int32_t n_tok) { return of_eight * (n_tok <= 2 ? 4 : n_tok <= 4 ? 2 : 1); }
+
+    template <int T, int R>
+    static void dot(const uint8_t *const *row, const char *const *packed, int32_t at, int32_t n, bool last,
+                    typename V::f32 (*sum)[sums], const uint8_t *const *following) {
+        const uint8_t *w = *row, *next = *following;
+        const act *x[T];
+        TE_EACH(T) x[t] = (const act *)packed[t] + at / K::chunk;
+        for (; n >= K::chunk; n -= K::chunk, w += K::bytes, next += K::bytes) {
+            prefetch<K::bytes>(next);
+            K::template mac<T>(w, x, *sum);
+            TE_EACH(T) x[t]++;
+        }
+        if (last && n) K::template mac_part<T>(w, n, x, *sum);
+    }
+    static float total(const typename V::f32 *sum) { return V::sum(*sum); }
+};
+
+template <class V> struct q4_0_rows : lane_rows<V, codec_q4_0<V>, q4_0_rows<V>> {
+    using walk = lane_walk<V, codec_q4_0<V>, q4_0_rows>;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
-    static constexpr int L = V::lanes, chunk = 32 * L, block_bytes = sizeof(te_block_q4_0), bytes = L * block_bytes;
+    static constexpr int L = V::lanes, chunk = 32 * L;
 
     // Of a chunk. Register i has blocks i * L / 4 + j, sixteen bytes each.
     struct act {
@@ -26,9 +96,6 @@ template <class V> struct q4_0_rows : block_rows<V, codec_q4_0<V>> {
         alignas(4 * L) int32_t start[L]; // by lanes
         alignas(4 * L) float d[L];
     };
-    static int32_t n_acts(int32_t cols) { return (cols + chunk - 1) / chunk; }
-
-    static size_t act_bytes(int32_t cols) { return (size_t)n_acts(cols) * sizeof(act); }
     static void act_pack(const float *x, int32_t cols, void *to) {
         act *a = (act *)to;
         for (int32_t c = 0; c < cols; a++) {
@@ -64,66 +131,16 @@ template <class V> struct q4_0_rows : block_rows<V, codec_q4_0<V>> {
             sum[t] = V::fma(V::to_f32(whole), V::mul(d, V::load(x[t]->d)), sum[t]);
         }
     }
-    // Of a chunk of which the row has only some blocks, often a half.
-    template <int T>
-    __attribute__((noinline, flatten)) static void mac_part(const uint8_t *p, int32_t cols, const act *const *x,
-                                                            f32 *sum) {
-        uint8_t copy[bytes] = {};
-        if (cols == chunk / 2)
-            memcpy(copy, p, bytes / 2);
-        else
-            memcpy(copy, p, (size_t)(cols / 32) * block_bytes);
-        mac<T>(copy, x, sum);
-    }
-
-    template <int N> static float dot_row(const uint8_t *w, const act *a, int32_t cols, fetched<N> next) {
-        f32 sum = V::zero();
-        for (; cols >= chunk; cols -= chunk, w += bytes, a++) {
-            next.template piece<bytes>();
-            mac<1>(w, &a, &sum);
-        }
-        if (cols) mac_part<1>(w, cols, &a, &sum);
-        return V::sum(sum);
-    }
-    static void dot(const te_mat *m, te_rows rows, te_ahead ahead, const void *acts, float *y) {
-        const row_ahead next(m, rows, ahead, (size_t)(m->cols / 32) * block_bytes);
-        if (next.is_list)
-            dot_all<2>(m, rows, next, (const act *)acts, y);
-        else
-            dot_all<1>(m, rows, next, (const act *)acts, y);
-    }
-    template <int N>
-    static void dot_all(const te_mat *m, te_rows rows, const row_ahead &next, const act *acts, float *y) {
-        for (int32_t i = 0; i < rows.n; i++) {
-            const uint8_t *w = row_start(m, rows, i);
-            y[i] = dot_row(w, acts, m->cols, fetched<N>::beside(next, i, w));
-        }
-    }
 };
 
-// For rows_batch.hpp.
-template <class V> struct q4_0_walk : block_walk<V, codec_q4_0<V>, codec_q4_0<V>::chunk> {
-    using K = q4_0_rows<V>;
-    using act = typename K::act;
-    static constexpr int sums = 1;
-    // 24 KiB of eight tokens' activations
-    static constexpr int32_t of_eight = 3072 / (int)sizeof(act) * K::chunk;
-    static int32_t columns(int32_t n_tok) { return of_eight * (n_tok <= 2 ? 4 : n_tok <= 4 ? 2 : 1); }
-
-    template <int T, int R>
-    static void dot(const uint8_t *const *row, const char *const *packed, int32_t at, int32_t n, bool last,
-                    typename V::f32 (*sum)[sums], const uint8_t *const *following) {
-        const uint8_t *w = *row, *next = *following;
-        const act *x[T];
-        TE_EACH(T) x[t] = (const act *)packed[t] + at / K::chunk;
-        for (; n >= K::chunk; n -= K::chunk, w += K::bytes, next += K::bytes) {
-            prefetch<K::bytes>(next);
-            K::template mac<T>(w, x, *sum);
-            TE_EACH(T) x[t]++;
-        }
-        if (last && n) K::template mac_part<T>(w, n, x, *sum);
-    }
-    static float total(const typename V::f32 *sum) { return V::sum(*sum); }
+// For rows_panel.hpp.
+template <class V> struct q4_0_in_panel : q4_0_rows<V> {
+    using i32 = typename V::i32;
+    static constexpr int L = V::lanes, high = 4 * L;
+    static constexpr int at_q(int b) { return 8 * L * (b / (L / 4)) + 16 * (b % (L / 4)); }
+    static constexpr int lane(int b) { return 4 * (b % (L / 4)) + b / (L / 4); }
+    static void unpack(const uint8_t *const *row, size_t at, i32 *w) { V::q4_0_panel(row, at, w); }
+    static void scales(const uint8_t *const *row, size_t at, uint16_t *d) { V::q4_0_panel_scales(row, at, d); }
 };
 } // namespace
 

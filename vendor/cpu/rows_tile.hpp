@@ -19,6 +19,7 @@ namespace {
 //     at_q(u), step(k)         where the 32 activations of unit u are in an act, and behind that the k-th four of them
 //     lane(u)                  of the kernel of one token, which has the sums of unit u
 //     has_minima, has_scales   whether a unit has a minimum; whether each sixteen have a scale, a whole number
+//     words                    whether weights and activations are words there, two to a lane
 //     parts                    that a unit's sum is made of, for which words do
 //     unpacked                 q[u][g][k], bytes of L rows, of register g of rows; m[u], s[u][part] if there are any
 //     unpack(row, at, n, g, w) n units of L rows, which are at byte `at`
@@ -46,6 +47,21 @@ template <class V, class U> struct row_tile {
             TE_EACH_ROW(G) {
                 const i32 q = V::load_bytes(w.q[u][r][k]);
                 TE_EACH(T) sum[r][t] = k ? V::tile_dot(sum[r][t], q, own[t]) : V::tile_begin(q, own[t], start[t]);
+            }
+        }
+    }
+    // The same of words, whose sums need no beginning.
+    template <int T> static void products_of_words(const unpacked &w, int u, const char *const *x, i32 (*sum)[T]) {
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; k++) {
+            i32 own[T];
+            TE_EACH(T) own[t] = V::four_of(x[t] + U::step(k));
+            TE_EACH_ROW(G) {
+                const i32 q = V::load_bytes(w.q[u][r][k]);
+                TE_EACH(T) {
+                    const i32 two = V::words_times(q, own[t]);
+                    sum[r][t] = k ? V::add_in_order(sum[r][t], two) : two;
+                }
             }
         }
     }
@@ -94,12 +110,14 @@ template <class V, class U> struct row_tile {
         }
         const char *start[T];
         TE_EACH(T) {
-            if constexpr (U::has_minima)
+            if constexpr (U::has_minima || U::words)
                 start[t] = (const char *)&none;
             else
                 start[t] = own[t] + offsetof(act, start);
         }
-        if constexpr (U::parts == 2)
+        if constexpr (U::words)
+            products_of_words<T>(w, u, x, sum);
+        else if constexpr (U::parts == 2)
             products_in_parts<T>(w, u, x, acts, sum);
         else
             products<T>(w, u, x, start, sum);
@@ -109,7 +127,7 @@ template <class V, class U> struct row_tile {
             const f32 d = V::splat(*(const float *)(own[t] + offsetof(act, d)));
             TE_EACH_ROW(G) {
                 float *y = to + t * L * ROWS + r * L;
-                const i32 whole = U::parts == 2 ? sum[r][t] : V::tile_end(sum[r][t], start[t]);
+                const i32 whole = U::words || U::parts == 2 ? sum[r][t] : V::tile_end(sum[r][t], start[t]);
                 f32 all = V::fma(V::to_f32(whole), V::mul(scale[r], d), V::load(y));
                 if constexpr (U::has_minima)
                     all =
@@ -178,7 +196,7 @@ template <class V> struct q4_0_lanes : q4_0_rows<V> {
     using K = q4_0_rows<V>;
     using i32 = typename V::i32;
     static constexpr int L = V::lanes, ROWS = 2 * L, parts = 1, chunk_bytes = K::bytes;
-    static constexpr bool has_minima = false, has_scales = false;
+    static constexpr bool has_minima = false, has_scales = false, words = false;
     struct unpacked {
         alignas(32) uint8_t q[L][2][8][4 * L];
         alignas(32) uint16_t d[L][ROWS];

@@ -158,7 +158,7 @@ template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
     using i32 = typename V::i32;
     static constexpr int L = V::lanes, ROWS = 2 * L;
     static constexpr bool has_fifth = sizeof(B) == sizeof(te_block_q5_k), has_minima = K::has_minima,
-                          has_scales = !has_minima;
+                          has_scales = !has_minima, words = false;
     static constexpr int parts = has_scales || has_fifth ? 2 : 1, chunk_bytes = sizeof(B);
     struct unpacked {
         alignas(32) uint8_t q[8][2][8][4 * L]; // of unit u, four weights of each row

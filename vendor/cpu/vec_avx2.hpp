@@ -2,7 +2,7 @@
 namespace {
 struct vec_avx2 {
     static constexpr int lanes = 8;
-    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp and rows_units.hpp have their words
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0, rows_q8_0 and rows_units have their words
     static constexpr int abreast = 4;            // tokens, in rows_batch.hpp
     static constexpr int rows = 2;               // that one pass over axpy's sums adds
     using f32 = __m256;
@@ -162,6 +162,61 @@ struct vec_avx2 {
         return widen_add(start, _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)));
     }
 
+    // For rows_q8_0.hpp: a block's weights, their products with a token's, and what was added to each weight. Block b is lane
+    // q8_0_lane(b) of a chunk's sums.
+    static constexpr int q8_0_lane(int b) { return b; }
+    static constexpr int q8_0_offset = 0;
+    struct q8_0_weights {
+        i32 q, size;
+    };
+    static q8_0_weights q8_0_load(const int8_t *p) {
+        const i32 q = load_bytes(p);
+        return {q, _mm256_sign_epi8(q, q)};
+    }
+    static i32 q8_0_dot(const q8_0_weights &w, i32 x) {
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(w.size, _mm256_sign_epi8(x, w.q)), ones());
+    }
+    // The sums of four registers' halves, a lane for each register; and of the halves of two such.
+    static i32 four_sums(const i32 *a) {
+        const i32 b = add_i32(_mm256_unpacklo_epi32(a[0], a[1]), _mm256_unpackhi_epi32(a[0], a[1])),
+                  c = add_i32(_mm256_unpacklo_epi32(a[2], a[3]), _mm256_unpackhi_epi32(a[2], a[3]));
+        return add_i32(_mm256_unpacklo_epi64(b, c), _mm256_unpackhi_epi64(b, c));
+    }
+    static i32 two_halves(i32 a, i32 b) {
+        return add_i32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    }
+    // Of four bytes as words the first and the third, then the others; of all lanes of four registers.
+    static void even_and_odd(const int8_t *p, int16_t *to) {
+        for (int i = 0; i < 4; i++) to[i] = p[i % 2 * 2 + i / 2];
+    }
+    template <int n> static void q8_0_store(uint8_t (*to)[32], const i32 *v) {
+        static_assert(n == 8, "words");
+        for (int i = 0; i < 4; i++) {
+            store_i32(to[2 * i], _mm256_srai_epi16(_mm256_slli_epi16(v[i], 8), 8));
+            store_i32(to[2 * i + 1], _mm256_srai_epi16(v[i], 8));
+        }
+    }
+
+    static f32 q8_0_scales(const uint8_t *p) { // as in q4_0_chunk
+        const auto around = [p](int b) {
+            return _mm_loadu_si128((const __m128i *)(p + b * ((int)sizeof(te_block_q8_0) - 2)));
+        };
+        __m128i h = _mm_blend_epi16(around(0), around(1), 2);
+        h = _mm_blend_epi16(h, around(2), 4);
+        h = _mm_blend_epi16(h, around(3), 8);
+        h = _mm_blend_epi16(h, around(4), 16);
+        h = _mm_blend_epi16(h, around(5), 32);
+        h = _mm_blend_epi16(h, around(6), 64);
+        h = _mm_blend_epi16(h, around(7), 128);
+        return _mm256_cvtph_ps(h);
+    }
+    struct q8_0_chunk { // eight blocks, a register each
+        const te_block_q8_0 *p;
+        explicit q8_0_chunk(const uint8_t *at) : p((const te_block_q8_0 *)at) {}
+        q8_0_weights weights(int i) const { return q8_0_load(p[i].q); }
+        f32 scales() const { return q8_0_scales((const uint8_t *)p); }
+    };
+
     // For rows_units.hpp: four units of 32 weights, a register each, and a token's. In each half of the result, which is of
     // sixteen weights, a lane for each unit, two words with the products of eight.
     static i32 four_units(const i32 *q, const int8_t *x) {
@@ -239,6 +294,11 @@ struct vec_avx2 {
         c = add_words(c, _mm256_maddubs_epi16(q, x));
         asm("" : "+x"(c)); // or gcc adds in another order, for which it keeps all products in memory
         return c;
+    }
+    static i32 add_in_order(i32 a, i32 b) {
+        a = add_i32(a, b);
+        asm("" : "+x"(a));
+        return a;
     }
     // The rows' products with a token's unit, eight steps of which tile_begin is the first; start: the token's integer.
     static i32 tile_begin(i32 q, i32 x, const void *) { return words_begin(q, x); }

@@ -3,7 +3,7 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
-    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp has its words
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp and rows_q8_0.hpp have their words
     static constexpr int abreast = 8;            // tokens, in rows_batch.hpp
     static constexpr int rows = 4;               // that one pass over axpy's sums adds
     using f32 = __m512;
@@ -65,6 +65,7 @@ struct vec_avx512 {
     static i32 bits_or(i32 a, i32 b) { return _mm512_or_si512(a, b); }
     static i32 high4(i32 a) { return bits_and(_mm512_srli_epi16(a, 4), 15); }
     static i32 zero_i32() { return _mm512_setzero_si512(); }
+    static i32 add_i32(i32 a, i32 b) { return _mm512_add_epi32(a, b); }
     static i32 sub_i32(i32 a, i32 b) { return _mm512_sub_epi32(a, b); }
     static f32 to_f32(i32 a) { return _mm512_cvtepi32_ps(a); }
     static f32 widen_u8(const void *p) { return to_f32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
@@ -155,16 +156,16 @@ struct vec_avx512 {
     }
     // For rows_panel.hpp: a block of sixteen rows, q[2k + g] with bytes 8k .. 8k + 7 (low nibbles, then high ones) of rows
     // 4h + 2g and 4h + 2g + 1, h = 0 to 3.
-    static i32 q4_0_four(const uint8_t *const *row, size_t at) {
-        const size_t to = at + offsetof(te_block_q4_0, q);
+    static i32 four_rows(const uint8_t *const *row, size_t to) {
         __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(row[0] + to)));
         v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row[4] + to)), 1);
         v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row[8] + to)), 2);
         return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row[12] + to)), 3);
     }
     static void q4_0_panel(const uint8_t *const *row, size_t at, i32 *q) {
+        const size_t to = at + offsetof(te_block_q4_0, q);
         for (int g = 0; g < 2; g++) {
-            const i32 a = q4_0_four(row + 2 * g, at), b = q4_0_four(row + 2 * g + 1, at);
+            const i32 a = four_rows(row + 2 * g, to), b = four_rows(row + 2 * g + 1, to);
             const i32 first = _mm512_unpacklo_epi64(a, b), second = _mm512_unpackhi_epi64(a, b);
             q[g] = bits_and(first, 15);
             q[2 + g] = bits_and(second, 15);
@@ -185,8 +186,13 @@ struct vec_avx512 {
         return bits_or(_mm512_ternarylogic_epi32(a, b, c, 0xfe), d);
     }
     static void q4_0_panel_scales(const uint8_t *const *row, size_t at, uint16_t *d) {
-        __m512i a[8], b[8];
+        __m512i a[8];
         for (int r = 0; r < 8; r++) a[r] = q4_0_sixteen(row[r] + at, row[r + 8] + at);
+        by_blocks(a, d);
+    }
+    // Rows' scales, two rows' in each register, by blocks.
+    static void by_blocks(__m512i *a, uint16_t *d) {
+        __m512i b[8];
         for (int r = 0; r < 4; r++) { // a transposition of 8 by 8 words in each quarter
             b[2 * r] = _mm512_unpacklo_epi16(a[r], a[r + 4]);
             b[2 * r + 1] = _mm512_unpackhi_epi16(a[r], a[r + 4]);
@@ -222,6 +228,73 @@ struct vec_avx512 {
         int64_t v;
         memcpy(&v, (const char *)p + at, 8);
         return _mm512_set1_epi64(v);
+    }
+    // For rows_q8_0.hpp, as vec_avx2.hpp has them. Sixteen blocks, two in each register, and each line loaded once, as in
+    // q4_0_chunk.
+    static constexpr int q8_0_lane(int b) { return b / 8 * 8 + b % 2 * 4 + b % 8 / 2; }
+    static constexpr int q8_0_offset = 128;
+    using q8_0_weights = i32;
+    static i32 flip(i32 a) { return _mm512_xor_si512(a, splat_bytes(128)); }
+    static i32 words_at(int first, int i, __m512i a, __m512i words,
+                        __m512i b) { // words, which move on by `first` for each i
+        return _mm512_permutex2var_epi16(a, _mm512_add_epi16(words, _mm512_set1_epi16((short)(first * i))), b);
+    }
+    struct q8_0_chunk {
+        i32 z[9];
+        explicit q8_0_chunk(const uint8_t *p) {
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) z[i] = load_once(p + 64 * i);
+            z[8] = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(p + 512)));
+        }
+        i32 weights(int i) const { // blocks 2i and 2i + 1 begin at words 2i and 2i + 17 of register i
+            const __m512i first = _mm512_set_epi16(33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 16,
+                                                   15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1);
+            return flip(words_at(2, i, z[i], first, z[i + 1]));
+        }
+        f32 scales() const {
+            // Of registers 2i and 2i + 1, i = 0: in words 0, 1, 4 and 5; each i two words further on.
+            const __m512i pick =
+                _mm512_castsi256_si512(_mm256_setr_epi16(0, 34, 4, 38, 17, 51, 21, 55, 8, 42, 12, 46, 25, 59, 29, 63));
+            const i32 a = _mm512_maskz_permutex2var_epi16(0x0033, z[0], pick, z[1]),
+                      b = _mm512_maskz_permutex2var_epi16(0x00cc, z[2], pick, z[3]),
+                      c = _mm512_maskz_permutex2var_epi16(0x3300, z[4], pick, z[5]),
+                      d = _mm512_maskz_permutex2var_epi16(0xcc00, z[6], pick, z[7]);
+            return _mm512_cvtph_ps(_mm512_castsi512_si256(bits_or(_mm512_ternarylogic_epi32(a, b, c, 0xfe), d)));
+        }
+    };
+    static i32 q8_0_dot(i32 w, i32 x) { return _mm512_dpbusd_epi32(zero_i32(), w, x); }
+    static i32 four_sums(const i32 *a) {
+        return fold_qwords(fold_dwords(a[0], a[1]), fold_dwords(a[2], a[3]), zero_i32());
+    }
+    static i32 two_halves(i32 a, i32 b) {
+        return add_i32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    }
+    // For rows_panel.hpp, as those of Q4_0.
+    static void q8_0_panel(const uint8_t *const *row, size_t at, i32 *q) {
+        for (int half = 0; half < 2; half++)
+            for (int g = 0; g < 2; g++) {
+                const size_t to = at + offsetof(te_block_q8_0, q) + 16 * (size_t)half;
+                const i32 a = four_rows(row + 2 * g, to), b = four_rows(row + 2 * g + 1, to);
+                q[4 * half + g] = flip(_mm512_unpacklo_epi64(a, b));
+                q[4 * half + 2 + g] = flip(_mm512_unpackhi_epi64(a, b));
+            }
+    }
+    static void q8_0_panel_scales(const uint8_t *const *row, size_t at, uint16_t *d) {
+        __m512i a[8];
+        const __m512i pick = _mm512_set1_epi64(0x0033002200110000); // four blocks', 17 words from each to the next
+        for (int r = 0; r < 8; r++) {
+            a[r] = zero_i32();
+#pragma GCC unroll 4
+            for (int m = 0; m < 4; m++) {
+                const uint8_t *p = row[r] + at + 128 * m, *q = row[r + 8] + at + 128 * m;
+                const __mmask32 four = 15u << (m / 2 * 16 + m % 2 * 4);
+                const __m512i words = _mm512_add_epi16(pick, _mm512_set1_epi16((short)(4 * m)));
+                a[r] = bits_or(a[r], _mm512_maskz_permutex2var_epi16(four, load_bytes(p), words, load_bytes(p + 64)));
+                a[r] =
+                    bits_or(a[r], _mm512_maskz_permutex2var_epi16(four << 8, load_bytes(q), words, load_bytes(q + 64)));
+            }
+        }
+        by_blocks(a, d);
     }
     static i32 q8_0_bytes(const uint8_t *p) {
         const te_block_q8_0 *b = (const te_block_q8_0 *)p;
