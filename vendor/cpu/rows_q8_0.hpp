@@ -7,6 +7,9 @@
 //
 // A Zen 4, rows in the second cache, cycles for 256 weights and a token, 1, 8 and 32 tokens, codec_q8_0's and so: AVX2 28.8,
 // 23.6 and 23.6, now 24.0, 14.9 and 12.8; AVX-512 24.3, 15.6 and 15.7, now 19.2, 8.1 and 6.8.
+#ifndef TE_ROWS_Q8_0_HPP
+#define TE_ROWS_Q8_0_HPP
+
 namespace {
 
 // The activations of a chunk, start and d by lanes. has_words: once more as words, in the order of q8_0_lanes; else with what
@@ -117,3 +120,5 @@ template <class V> struct q8_0_in_panel : q8_0_rows<V> {
     static void scales(const uint8_t *const *row, size_t at, uint16_t *d) { V::q8_0_panel_scales(row, at, d); }
 };
 } // namespace
+
+#endif
