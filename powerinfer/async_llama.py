@@ -39,6 +39,7 @@ from ._engine.replicas import shares as share_out
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Reads, Served
 from ._engine.session import Session
+from ._engine.turn import give_way
 from ._engine.usage import say_why, timings, usage
 from ._text.answer import best
 from ._text.grammars import Grammars
@@ -377,6 +378,7 @@ class AsyncLlama(AsyncVectors):
         requests = [request for request, _, _ in calls]
 
         def begin(request: Served, what: Any, own: dict[str, Any]) -> Any:
+            give_way()
             try:
                 result = method(request, what, **own)
                 if not stream:

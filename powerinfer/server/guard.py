@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .._engine.turn import give_way
 from .connections import address_of
 from .dialects import path_of
 from .json_body import VALUE, parsed
@@ -67,6 +68,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        give_way()
         headers = {name.lower(): value for name, value in scope["headers"]}
         path = path_of(scope)
         try:
