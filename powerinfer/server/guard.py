@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .._engine.turn import give_way
 from .connections import address_of
 from .dialects import path_of
-from .json_body import VALUE, parsed
+from .json_body import IS_SHORT, SMALL_BYTES, VALUE, parsed
 from .problems import Problem, problem_of, shown
 from .settings import LOOPBACK, Settings
 
@@ -96,7 +96,7 @@ class Guard:
                 self._n_requests += 1
                 try:
                     data = body.whole()
-                    scope = {**scope, VALUE: await parsed(data)}
+                    scope = {**scope, VALUE: await parsed(data), IS_SHORT: len(data) <= SMALL_BYTES}
                     await self._app(scope, _replay(data, receive), send)
                 finally:
                     self._n_requests -= 1
