@@ -510,7 +510,7 @@ typedef struct pi_rounds {
     int32_t n_end;
     const int32_t *end; /* [n_end] tokens that are the last of a generation */
     int64_t until_ns;   /* of the monotonic clock: when it is over no round begins, but for the first */
-    uint32_t stop;      /* another thread's: not 0: no further round begins */
+    uint32_t stop;      /* another thread's: not 0: no further round begins when so many are done */
     uint32_t state;     /* the engine's, 0 in the beginning: rounds done * 2, + 1 when no more come */
     int32_t *chosen;    /* [most][n] as of pi_session_feed_choose */
 } pi_rounds;

@@ -34,11 +34,12 @@ from ._engine.generating import nth_seed
 from ._engine.loader import Loader
 from ._engine.online import FirstTokens, Placement
 from ._engine.options import AsyncChatOptions, AsyncCompletionOptions, AsyncLlamaOptions, spelled
-from ._engine.replicas import Replicas, check_options, options_of
+from ._engine.replicas import Replicas, check_options, options_of, threads_of_each
 from ._engine.replicas import shares as share_out
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.served import Reads, Served
 from ._engine.session import Session
+from ._engine.turn import give_way
 from ._engine.usage import say_why, timings, usage
 from ._text.answer import best
 from ._text.grammars import Grammars
@@ -125,7 +126,8 @@ class AsyncLlama(AsyncVectors):
             None: as the file says, else "mean".
         replicas: sessions over which requests are spread, each with all of the model: on GPUs of its own (of
             those that devices and vram_budget name, dealt out in their order; a single number is the budget
-            of each), and with its share of the threads. n_parallel, max_waiting and n_pool are of each.
+            of each), and with its share of n_threads; where that is not given each leaves one of four cores
+            and more to its GPU's driver. n_parallel, max_waiting and n_pool are of each.
         options: of Llama; those that belong to a single context (logits_all, n_seq) are refused.
             draft_model is asked where so few generate that its guesses are free. With online_statistics
             neurons move when nothing is under way, and on a busy machine now and then also while others
@@ -146,7 +148,7 @@ class AsyncLlama(AsyncVectors):
             on_cpu = given.get("n_gpu_layers") == 0 and given.get("vram_budget") is None
             shares = share_out(replicas, 0 if on_cpu else given.get("vram_budget"), given.get("devices"))
             given |= options_of(shares[0])
-            given["n_threads"] = max((given.get("n_threads") or machine.cores()) // replicas, 1)
+            given["n_threads"] = threads_of_each(replicas, given.get("n_threads"), shares[0])
         budget = given.get("vram_budget") if may_use_gpu(given) else 0
         chosen = None
         if given.get("plan") is None:  # what cannot be is said before anything is fetched
@@ -376,6 +378,7 @@ class AsyncLlama(AsyncVectors):
         requests = [request for request, _, _ in calls]
 
         def begin(request: Served, what: Any, own: dict[str, Any]) -> Any:
+            give_way()
             try:
                 result = method(request, what, **own)
                 if not stream:

@@ -136,6 +136,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         n_seq: conversations that `session` can hold; this object itself uses one.
         n_pool: positions that all of them share; None: n_ctx.
         n_threads: None: physical cores; beside a GPU one fewer, of four and more, for its driver.
+            Of objects that compute at the same time each should have its share.
         seed: of all random choices; None: another one each time.
         logits_all: keep the logits of every token in `scores`. In predicted mode prompts are then computed
             with the predicted neurons only, instead of all, so answers may differ.

@@ -12,7 +12,8 @@ one part; tokens/s count those that the server's usage tells, of each answer the
 time that is measured. That has prompts in it, and the time from the end of an answer to the next first token,
 in which a client streams nothing. What came "while all stream" is counted between the first token of the last
 answer that began and the last of the first that ended, again and again: it compares with what
-`powerinfer bench -p 0 -np N` tells, which reads no prompts.
+`powerinfer bench -p 0 -np N` tells, which reads no prompts. Answers of one length begin and end together
+again and again: of two or three such times in a run one more or less is some 3 % of its tokens/s.
 
 With many tokens a second one process of clients is not enough: --processes shares them out.
 

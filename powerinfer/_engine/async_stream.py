@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from .served import Served
+from .turn import give_way
 from .usage import say_why, timings, usage
 
 Chunk = dict[str, Any]
@@ -154,6 +155,7 @@ class Parts:
     def take(self) -> Chunk | None:
         """A part, of one answer after the other; None: there is none yet, or all are over. Raises what an
         answer failed with."""
+        give_way()
         self.has_come = False
         for _ in range(len(self._left)):
             i, request, chunks = self._left[0]

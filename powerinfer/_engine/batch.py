@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ._native import KV_BLOCK
 from .arrays import Ids, common_prefix
 from .pace import Pace
 from .request import Request
@@ -21,7 +22,10 @@ _SCORED = 2 * _SCORED_PART  # of all requests together
 
 
 def coming(running: Sequence[Request], ids: Ids) -> int:
-    """How many of ids' first tokens, all but the last, are about to be computed for another request."""
+    """How many of ids' first tokens, all but the last, are about to be computed for another request; of a
+    prompt that is no longer than a block of K and V 0."""
+    if ids.size <= KV_BLOCK:  # which is too little for anybody to wait for it
+        return 0
     shared = [
         min(common_prefix(request.ids[: request.n], ids), ids.size - 1)
         for request in running
@@ -33,34 +37,46 @@ def coming(running: Sequence[Request], ids: Ids) -> int:
 def parts_of(running: Sequence[Request], *, n_batch: int, pace: Pace) -> list[Part]:
     """What the next step computes of each: the next token of generations, with what is guessed to follow, and
     as much of prompts as there is room for, which the pace says where others generate."""
-    n_next = sum(request.left == 1 for request in running)
-    room = max(n_batch - n_next, 1)
-    if n_next and len(running) > n_next:
-        room = min(room, pace.part(len(running) - n_next, n_next))
+    reading: list[Request] = []
+    parts: list[Part] = []
     n_scored = _SCORED
-    parts = []
-    for request, most in _rooms(running, room):
+    for request in running:  # what stands here is done for each token, with a GPU waiting for it
         n = request.left
         if n > 1:
-            n = request.part(min(room, most), min(n_scored, _SCORED_PART)) if min(room, most) > 0 else 0
-            room -= n
-            if n < request.left:
-                request.drop_guess()
-        if request.is_text and request.sequence is not None:
-            n_scored -= np.count_nonzero(request.kinds(request.sequence.n, request.sequence.n + n))
+            reading.append(request)
+            continue
+        if request.is_text:
+            n_scored -= _n_scored(request, n)
         if n:
             parts.append((request, n + request.guess.size))
-    return sorted(parts, key=lambda part: part[0].is_text)  # rows of logits of one kind stand together
+    n_next = len(parts)
+    room = max(n_batch - n_next, 1)
+    if n_next and reading:
+        room = min(room, pace.part(len(reading), n_next))
+    for request, most in _rooms(reading, room):
+        n = request.part(min(room, most), min(n_scored, _SCORED_PART)) if min(room, most) > 0 else 0
+        room -= n
+        if n < request.left:
+            request.drop_guess()
+        if request.is_text:
+            n_scored -= _n_scored(request, n)
+        if n:
+            parts.append((request, n + request.guess.size))
+    if any(request.is_text for request, _ in parts):
+        parts.sort(key=lambda part: part[0].is_text)  # rows of logits of one kind stand together
+    return parts
 
 
-def _rooms(running: Sequence[Request], room: int) -> Iterator[tuple[Request, int]]:
-    """Who may read how much, in turn. Who came first has half of the room, so that it comes to its end, and
-    what is left is for the shortest: a short prompt does not wait until a long one is read."""
-    reading = [request for request in running if request.left > 1]
+def _n_scored(request: Request, n: int) -> int:
+    """Of a text's next n tokens, how many have logits."""
+    first = request.sequence.n if request.sequence is not None else 0
+    return int(np.count_nonzero(request.kinds(first, first + n)))
+
+
+def _rooms(reading: Sequence[Request], room: int) -> Iterator[tuple[Request, int]]:
+    """Which prompts may have how much, in turn. Who came first has half of the room, so that it comes to its
+    end, and what is left is for the shortest: a short prompt does not wait until a long one is read."""
     first = reading[0] if len(reading) > 1 and reading[0].left > room else None
-    for request in running:
-        if request.left <= 1:
-            yield request, 1
     if first is not None:
         others = sum(request.left for request in reading[1:])
         yield first, max(room - others, room // 2)
@@ -75,7 +91,7 @@ class Joined:
 
     ids: list[int]
     owners: list[int]
-    kinds: list[TokenKind]
+    kinds: list[int]
     """The sequence of each token, and what it is."""
     rows: list[int]
     """The last row of logits of each part that is chosen from in the same call."""
@@ -89,7 +105,9 @@ def joined(parts: Sequence[Part]) -> Joined:
     generate are a step of decoding. Where nobody but a sampler looks at logits the choice is a part of it."""
     found = Joined([], [], [], [], [], [])
     ids, owners, kinds = found.ids, found.owners, found.kinds
-    later: list[tuple[int, int, TokenKind]] = []
+    later: tuple[list[int], list[int], list[int]] = [], [], []
+    next_ids, next_owners, next_kinds = later
+    generated = int(TokenKind.GENERATED)
     in_order = any(request.draft is not None for request, _ in parts)  # heads are shown all hidden states
     n_rows = 0
     for request, n in parts:
@@ -97,24 +115,26 @@ def joined(parts: Sequence[Part]) -> Joined:
         assert sequence is not None
         first, number = sequence.n, sequence.number
         if n == 1 and first + 1 == request.n and not request.is_text:  # the usual one, quickly
-            later.append((int(request.ids[first]), number, TokenKind.GENERATED))
+            next_ids.append(request.ids.item(first))
+            next_owners.append(number)
+            next_kinds.append(generated)
             n_rows += 1
         else:
-            its_kinds = request.kinds(first, first + n)
+            its_kinds = list(map(int, request.kinds(first, first + n)))
             n_first = 0 if in_order else next((i for i, kind in enumerate(its_kinds) if kind), n)
             tokens = request.ids[first : first + n].tolist()
             ids.extend(tokens[:n_first])
             owners.extend([number] * n_first)
             kinds.extend(its_kinds[:n_first])
-            later.extend(zip(tokens[n_first:], [number] * (n - n_first), its_kinds[n_first:], strict=True))
+            next_ids.extend(tokens[n_first:])
+            next_owners.extend([number] * (n - n_first))
+            next_kinds.extend(its_kinds[n_first:])
             n_rows += sum(map(bool, its_kinds))
         found.ends.append(n_rows)
         if request.is_plain and first + n == request.n:
             assert request.choice is not None
             found.rows.append(n_rows - 1)
             found.samplers.append(request.choice.sampler)
-    for token, number, kind in later:
-        ids.append(token)
-        owners.append(number)
-        kinds.append(kind)
+    for own, more in zip((ids, owners, kinds), later, strict=True):
+        own.extend(more)
     return found

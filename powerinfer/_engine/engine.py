@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
@@ -266,6 +267,7 @@ class Engine(OneCall):
 
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
+        session.call = self.session.call
         self.session = self.cache.session = session
         self._pace.n_mixed = session.info.n_mixed
         self._ended_at = None
@@ -426,20 +428,25 @@ class Engine(OneCall):
             sequence = request.sequence
             assert sequence is not None
             n_computed += n
-            n_read += n if request.left > 1 or request.is_text else 0
+            left = request.n - sequence.n
+            n_read += n if left > 1 or request.is_text else 0
             sequence.n += n
-            sequence.row = (self.n_feeds, end - 1) if request.left <= 0 else None
-            self.totals["drafted"] += request.guess.size
+            sequence.row = (self.n_feeds, end - 1) if left <= n else None
+            if request.guess.size:
+                self.totals["drafted"] += request.guess.size
         self.totals.update(steps=1, computed=n_computed, read=n_read)
         show_heads(self.session, parts)
         tokens = dict(zip(batch.rows, chosen, strict=False))
+        took: list[tuple[Request, int]] = []
         for (request, n), first, end in zip(parts, [0, *batch.ends], batch.ends, strict=False):
-            try:
-                request.show_rows(n, first)
-            except BaseException as error:  # also what would end the thread: others have their answers in it
-                self._finish(request, "error", error)
-                continue
-            request.report_part(n)
+            if request.show is not None:
+                try:
+                    request.show_rows(n, first)
+                except BaseException as error:  # also what would end the thread: others' answers are in it
+                    self._finish(request, "error", error)
+                    continue
+            if request.report is not None:
+                request.report_part(n)
             if request.left > 0 or request.sequence is None:
                 continue
             if request.choice is None:
@@ -447,16 +454,24 @@ class Engine(OneCall):
                 continue
             token = tokens.get(end - 1, -1)
             if token >= 0:
-                self._took(request, token)
+                took.append((request, token))
             else:
                 request.rows = list(range(end - 1 - request.guess.size, end))
                 self._choose(request)
+        self._took(took)
         return True
 
-    def _took(self, request: Request, token: int) -> None:
-        """The engine chose a token, and the sampler knows it."""
-        reason = self._chosen_token(request, token, request.append_chosen(token))
-        if reason is not None:
+    def _took(self, took: SequenceOf[tuple[Request, int]]) -> None:
+        """The engine chose a token for each of these, and its sampler knows it."""
+        over: list[tuple[Request, Reason]] = []
+        for request, token in took:
+            reason = request.append_chosen(token)
+            assert request.choice is not None
+            self._chosen.append((request, token, token in request.choice.ends))
+            if reason is not None:
+                over.append((request, reason))
+        self.totals["generated"] += len(took)
+        for request, reason in over:
             self._over(request, reason)
 
     def _feed(self, parts: list[Part]) -> tuple[list[Part], Joined, list[int]]:

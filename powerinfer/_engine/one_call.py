@@ -6,8 +6,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ..errors import ContextError, PowerInferError
 from .pace import Pace
@@ -44,7 +46,7 @@ class OneCall(ABC):
     def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None: ...
 
     @abstractmethod
-    def _took(self, request: Request, token: int) -> None: ...
+    def _took(self, took: Sequence[tuple[Request, int]]) -> None: ...
 
     @abstractmethod
     def _choose(self, request: Request) -> None: ...
@@ -96,7 +98,7 @@ class OneCall(ABC):
         if error is not None:
             self._finish(request, "error", error)
             return True
-        self._took(request, token)
+        self._took([(request, token)])
         self._give()
         return True
 
@@ -132,20 +134,26 @@ class OneCall(ABC):
 
     def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
         """Rounds of all that may go on by themselves; False if there can be none."""
-        if self.queue.waiting and len(self.queue.running) < self.queue.max_running:
-            return False
+        waits_until = None
+        if self.queue.waiting and self.queue.n_places:
+            if self._pace.n_patient(len(self.queue.running)):
+                waits_until = self.queue.together_until(self._pace.patience_s(len(self.queue.running)))
+            if waits_until is None or waits_until <= time.monotonic():
+                return False
         found = self._may_go_on()
         if found is None:
             return False
         running, limits = found
         if len(running) == 1 and self.saw is not None and self._sees_each:
             return False
-        limits = limits.before(request.deadline for request in tuple(self.queue.waiting))
+        limits = limits.before([waits_until, *(request.deadline for request in tuple(self.queue.waiting))])
         if limits.until <= time.monotonic():
             return False
-        rounds = Rounds(running, limits, self._chosen, self.totals, self.times)
-        begin = self._begins()
-        with self.queue.undisturbed(rounds.stop) as is_undisturbed:
+        is_reading = len(running) < len(self.queue.running)  # who comes is read with them
+        n_patient = 0 if is_reading else self._pace.n_patient(len(running))
+        rounds = Rounds(running, limits, self._chosen, self.totals, self.times, n_patient=n_patient)
+        begin, may_wait = self._begins(), waits_until is not None
+        with self.queue.undisturbed(rounds.disturb, may_wait=may_wait) as is_undisturbed:
             if not is_undisturbed:
                 return False
             self._chosen = []
@@ -164,17 +172,21 @@ class OneCall(ABC):
         n_rounds, n_given = len(rounds.chosen), rounds.n_given
         if n_given < n_rounds:
             self.totals.update(steps=1, computed=len(rounds.requests))
+        given = np.ascontiguousarray(rounds.chosen[:n_given].T)
         for i, request in enumerate(rounds.requests):
-            assert request.sequence is not None
-            request.sequence.n += n_rounds
-            request.sequence.row = self.n_feeds, i
-            request.went_on(rounds.chosen[:n_given, i])
+            sequence = request.sequence
+            assert sequence is not None
+            sequence.n += n_rounds
+            sequence.row = self.n_feeds, i
+            if n_given:
+                request.went_on(given[i])
         if len(rounds.requests) == 1:
             self._see()
-        for i, request in enumerate(rounds.requests if n_given < n_rounds else ()):
-            token = int(rounds.chosen[-1, i])
-            if token >= 0:
-                self._took(request, token)
-            else:
+        if n_given == n_rounds:
+            return
+        last = rounds.chosen[-1].tolist()
+        for i, (request, token) in enumerate(zip(rounds.requests, last, strict=True)):
+            if token < 0:
                 request.rows = [i]
                 self._choose(request)
+        self._took([each for each in zip(rounds.requests, last, strict=True) if each[1] >= 0])

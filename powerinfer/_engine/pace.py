@@ -44,6 +44,8 @@ _LEAST = 1e-6  # seconds: clocks may stand still meanwhile
 _TILE = 8  # a part beside others is of whole tiles of tokens,
 _TILED = 128  # up to so many
 _FEW = (16, 32)  # sizes that are tried below the largest that is one program with others' tokens
+PATIENT = 4  # steps that a prompt waits for others
+PATIENT_FROM = 40  # who generate; beside fewer nothing is gained
 _HALF = 64  # tokens of a program that takes less than one of the most
 
 
@@ -236,6 +238,14 @@ class Pace:
         for near in (-1, 1):
             times.begin_like(self._times[n_generating.bit_length() + near])
         return times.choose(self._sizes(n_generating), self._allowed, self.n_mixed - n_generating)
+
+    def n_patient(self, n_generating: int) -> int:
+        """For how many steps a prompt may wait for others, with which it is read in one."""
+        return PATIENT if self.n_mixed and n_generating >= PATIENT_FROM else 0
+
+    def patience_s(self, n_generating: int) -> float:
+        """About how long these take; 0 where it is not known."""
+        return self.n_patient(n_generating) * self._times[n_generating.bit_length()].last_quiet
 
     def rest(self, n_generating: int) -> int:
         """How many steps others have for themselves before the next part. Where it is not known what one

@@ -74,6 +74,8 @@ class PrefixCache:
         computed as for this one, and what layers with a window can go on from. place: the only one
         that is looked at."""
         best, most = None, _WORTH - 1 if place is None else 0
+        if ids.size - 1 <= most:
+            return None, 0
         for sequence in self.all if place is None else [place]:
             if min(sequence.n, ids.size - 1) <= most:
                 continue
@@ -109,7 +111,7 @@ class PrefixCache:
                 taken = place
                 self.session.cut(n, seq=taken.number)
             elif free:
-                taken = min(free, key=lambda s: (s.n > 0, s.last_used))
+                taken = next((s for s in free if not s.n), None) or min(free, key=lambda s: s.last_used)
                 self.n_evicted += taken.n > 0
             elif source is not None and not source.is_used:
                 taken = source

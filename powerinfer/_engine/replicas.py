@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ArgumentError, UnsupportedError
+from . import machine
 from ._native import KV_BLOCK
 from .arrays import Ids
 from .devices import GIB, Budget, Devices, Names, choose_devices
@@ -18,6 +19,7 @@ from .scheduler import Scheduler
 from .scheduler_stats import SchedulerStats, together
 
 _MAX_KNOWN = 1 << 14  # beginnings of prompts that are remembered
+_LEAVES = 4  # threads
 _MOST_AHEAD = 8  # requests that a replica with a prompt's beginning may have more than another
 
 
@@ -130,6 +132,13 @@ def shares(n: int, vram_budget: Budget, names: Names) -> list[Devices | None]:
         replace(chosen, indices=chosen.indices[at], budgets=chosen.budgets[at], automatic=False)
         for at in cuts
     ]
+
+
+def threads_of_each(n: int, asked: int | None, share: Devices | None) -> int:
+    """Threads of each of n replicas, of so many that all of them have; None: of the machine's cores, of which
+    each leaves one to the driver of its devices, where it has four or more (as a session does)."""
+    each = max((asked or machine.cores()) // n, 1)
+    return each - 1 if share is not None and not asked and each >= _LEAVES else each
 
 
 def options_of(share: Devices | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from ..errors import BusyError, ClosedError
 from .request import Reason, Request, Stream
 
+_MANY = 4  # times as many generate
+
 
 class RequestQueue:
     """The requests of one engine. Any thread may call its methods."""
@@ -26,13 +28,17 @@ class RequestQueue:
         self.is_closing = False
         """No new requests are taken."""
         self._ends_at = 0.0
-        self._disturbed: Callable[[], object] | None = None
+        self._disturbed: Callable[[bool], object] | None = None
+
+    @property
+    def n_places(self) -> int:
+        """That nobody has."""
+        return max(self.max_running - len(self.running), 0)
 
     @property
     def has_room(self) -> bool:
         """Whether add() takes another request at the moment."""
-        free = max(self.max_running - len(self.running), 0)
-        return self.max_waiting is None or len(self.waiting) < self.max_waiting + free
+        return self.max_waiting is None or len(self.waiting) < self.max_waiting + self.n_places
 
     @property
     def is_over(self) -> bool:
@@ -49,24 +55,41 @@ class RequestQueue:
                     f"{len(self.running)} requests are under way and {len(self.waiting)} are waiting"
                 )
             self.waiting.append(request)
-            if self._disturbed is not None and len(self.running) < self.max_running:
-                self._disturbed()
+            if self._disturbed is not None and self.n_places:
+                self._disturbed(request.is_text or self._are_many)
             self.changed.notify_all()
 
     @contextmanager
-    def undisturbed(self, disturbed: Callable[[], object]) -> Iterator[bool]:
-        """Whether nobody who waits could have a place, and nobody under way is to leave. From then on, until
-        the `with` ends, disturbed() is called when that changes; deadlines are left out of account."""
+    def undisturbed(self, disturbed: Callable[[bool], object], *, may_wait: bool) -> Iterator[bool]:
+        """Whether nobody who waits is to have a place, and nobody under way is to leave. From then on, until
+        the `with` ends, disturbed() is called when that changes; deadlines are left out of account.
+
+        may_wait: those who wait now do it for others who come, until they are many.
+        disturbed: its argument is whether that is over, too, or somebody has left.
+        """
         with self.changed:
-            has_place = len(self.running) < self.max_running
             is_left = any(request.stream.is_cancelled for request in self.running)
-            is_undisturbed = not (self.is_closing or is_left or (self.waiting and has_place))
+            is_wanted = self.waiting and self.n_places and (not may_wait or self._are_many)
+            is_undisturbed = not (self.is_closing or is_left or is_wanted)
             self._disturbed = disturbed if is_undisturbed else None
         try:
             yield is_undisturbed
         finally:
             with self.changed:
                 self._disturbed = None
+
+    @property
+    def _are_many(self) -> bool:
+        """Whether those who wait could do more meanwhile than is gained where all are read together."""
+        return len(self.waiting) * _MANY >= len(self.running)
+
+    def together_until(self, patience_s: float) -> float:
+        """Of time.monotonic(): until when those who wait for a place do it for others, so that their prompts
+        are read together, each for so many seconds; 0: they do not."""
+        with self.changed:
+            if self._are_many or any(request.is_text or request.is_counted for request in self.waiting):
+                return 0.0
+            return min((request.came_at for request in self.waiting), default=0.0) + patience_s
 
     def start(self, request: Request) -> bool:
         """It leaves those that wait for those under way; False if it was cancelled meanwhile."""
@@ -95,7 +118,7 @@ class RequestQueue:
             if request is not None:
                 self.waiting.remove(request)
             elif self._disturbed is not None:
-                self._disturbed()
+                self._disturbed(True)
             self.changed.notify_all()
             return request
 
@@ -123,6 +146,6 @@ class RequestQueue:
                 self._ends_at = time.monotonic() + grace_s
             self.is_closing = True
             if self._disturbed is not None:
-                self._disturbed()
+                self._disturbed(True)
             self.changed.notify_all()
             return self.take_waiting()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,9 +63,12 @@ class Rounds:
         earlier: list[Given],
         totals: Counter[str],
         times: RequestTimes,
+        *,
+        n_patient: int = 0,
     ) -> None:
         """
         earlier: tokens of the step before, which are given before those of the rounds.
+        n_patient: rounds for which somebody who comes may wait, see disturb().
         totals, times: the engine's, which count what is given.
         """
         ffi, n = _native.ffi, len(requests)
@@ -75,17 +78,21 @@ class Rounds:
         self.n_given = 0
         """Rounds whose tokens are given."""
         self._earlier = earlier
+        self._n_patient = n_patient
         self._totals, self._times = totals, times
         self._lock = threading.Lock()  # of who gives
         self._is_over = False
         ends: set[int] = set()
+        last: Collection[int] = ()
         tokens, owners, samplers = [], [], []
         for request in requests:
             assert request.sequence is not None and request.choice is not None
-            tokens.append(int(request.ids[request.n - 1]))
+            choice = request.choice
+            tokens.append(request.ids.item(request.n - 1))
             owners.append(request.sequence.number)
-            samplers.append(request.choice.sampler.handle)
-            ends.update(request.choice.ends)
+            samplers.append(choice.sampler.handle)
+            if choice.ends is not last:  # most have the same
+                ends.update(last := choice.ends)
         # Arrays that the struct points to live as long as this.
         self._arrays = [ffi.new("int32_t[]", values) for values in (tokens, owners, [*ends])]
         self._samplers = samplers, ffi.new("pi_sampler *[]", samplers)
@@ -108,6 +115,14 @@ class Rounds:
     def stop(self) -> None:
         """No further round begins. From any thread."""
         self._native.stop = 1
+
+    def disturb(self, is_urgent: bool) -> None:
+        """Somebody wants to come or go: no further round begins, or only so many as that may wait. From any
+        thread, one at a time."""
+        if is_urgent or not self._n_patient:
+            self.stop()
+        elif not self._native.stop:
+            self._native.stop = (self._native.state >> 1) + 1 + self._n_patient
 
     def run(self, session: Session, begin: Callable[[Rounds], object]) -> PowerInferError | None:
         """Runs them, and gives what was not given yet, but for the last round. Returns what a further one

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from ..errors import ArgumentError, BusyError, ClosedError, DeadlineError
+from . import turn
 from .arrays import Ids, Logits
 from .choice import Choice
 from .drafting import Drafter
@@ -74,6 +75,7 @@ class Scheduler:
             engine.measure_guesses()
         self._begun: SimpleQueue[Rounds | None] = SimpleQueue()
         engine.begin_rounds = self._begun.put
+        engine.session.call = self._turn = turn.begin()
         self._thread = threading.Thread(target=self._run, name="powerinfer-scheduler", daemon=True)
         giver = threading.Thread(target=_give, args=(self._begun,), name="powerinfer-giver", daemon=True)
         giver.start()
@@ -266,11 +268,14 @@ class Scheduler:
         try:
             self._steps()
         finally:
+            turn.end(self._turn)
             self._begun.put(None)
 
     def _steps(self) -> None:
         engine = self.engine
         while True:
+            if not engine.is_busy:
+                self._turn.leave()
             with engine.changed:
                 while not (engine.is_busy or engine.is_closing):
                     if not engine.changed.wait(_PROBE_S if self.last_error is not None else None):

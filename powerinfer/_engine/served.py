@@ -142,7 +142,8 @@ class Served(Completions):
         ends: Set[int] = frozenset(),
         **hooks: Any,
     ) -> Iterable[int]:
-        ends = ends if self._tokenizer is None else self._tokenizer.eog | ends
+        if self._tokenizer is not None:
+            ends = self._tokenizer.eog | ends if ends else self._tokenizer.eog
         constraint: Constraint | RemoteConstraint | None = hooks.get("constraint")
         try:
             choice = self._choice(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -156,6 +156,8 @@ class Session:
         self.thresholds: list[float] | None = None
         """Those of all layers that replaced the file's; None: none did."""
         self._lock = threading.RLock()
+        self.call: AbstractContextManager[object] = nullcontext()
+        """Entered while the engine computes, with nothing else of Python in it (turn.py)."""
         self._n_logits = self._n_fed = 0
         self._tap: tuple[Tap, dict[str, dict[int, npt.NDArray[np.float32]]]] | None = None
         # The engine's rows are copied here when they are asked for: its own memory moves when a batch
@@ -253,9 +255,10 @@ class Session:
         handles = ffi.new("pi_sampler *[]", [sampler.handle for sampler in samplers])
         chosen, of = ffi.new("int32_t[]", len(handles)), ffi.new("int32_t[]", rows)
         with self._lock:
-            self._check_fed(
-                _native.lib.pi_session_feed_choose(self.handle, batch, len(handles), of, handles, chosen)
-            )
+            handle = self.handle
+            with self.call:
+                status = _native.lib.pi_session_feed_choose(handle, batch, len(handles), of, handles, chosen)
+            self._check_fed(status)
             self._keep(n, n_wanted)
         return ffi.unpack(chosen, len(handles)) if samplers else []
 
@@ -267,7 +270,9 @@ class Session:
         Raises what these do. If it is the choice that failed, the token is in its sequence.
         """
         with self._lock:
-            status, chosen = sampler.next_native(self.handle, seq, pos, token)
+            handle = self.handle
+            with self.call:
+                status, chosen = sampler.next_native(handle, seq, pos, token)
             if chosen >= 0:
                 self._keep(1, 1)
             self._check_fed(status)
@@ -276,7 +281,9 @@ class Session:
     def run_rounds(self, rounds: Any, n: int) -> None:
         """Runs the engine's rounds (rounds.py) of n sequences. Raises what feed() raises."""
         with self._lock:
-            status = _native.lib.pi_session_rounds(self.handle, rounds)
+            handle = self.handle
+            with self.call:
+                status = _native.lib.pi_session_rounds(handle, rounds)
             if rounds.state > 1:
                 self._keep(n, n)
             self._check_fed(status)

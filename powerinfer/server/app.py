@@ -24,6 +24,7 @@ from . import llama_server, messages, ollama, ranking, responses
 from .arguments import CONTINUING, arguments_of, is_of_texts
 from .aside import aside, aside_if
 from .dialects import Dialects, error_model, path_of
+from .direct import Direct
 from .events import EVENTS, EventStream, Gone, openai_events, unless_gone
 from .guard import OPEN, Guard, LastResort
 from .json_body import Route as JsonRoute
@@ -456,7 +457,9 @@ def create_app(llm: AsyncLlama | Models, settings: Settings | None = None) -> AS
 
     most = sum(model.max_requests for model in at.models.all) + _SLACK
     posts = {route.path for route in routes if "POST" in (route.methods or ())}
-    wrapped: ASGIApp = Guard(app, settings, open_paths=open_paths, post_paths=posts, max_requests=most)
+    wrapped: ASGIApp = Guard(
+        Direct(app), settings, open_paths=open_paths, post_paths=posts, max_requests=most
+    )
     if settings.cors_origins:
         wrapped = CORSMiddleware(
             wrapped,

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from .._engine.turn import give_way
 from ..async_llama import AsyncStream
 from .problems import encode_part, problem_of
 
@@ -109,6 +110,7 @@ class EventStream(Response):
                 data, self._gathered = bytes(self._gathered), bytearray()
                 await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
 
+        give_way()
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await self._send(send, start)
         self._stream.before_waiting = flush

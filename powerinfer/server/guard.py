@@ -18,9 +18,10 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .._engine.turn import give_way
 from .connections import address_of
 from .dialects import path_of
-from .json_body import VALUE, parsed
+from .json_body import IS_SHORT, SMALL_BYTES, VALUE, parsed
 from .problems import Problem, problem_of, shown
 from .settings import LOOPBACK, Settings
 
@@ -67,6 +68,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        give_way()
         headers = {name.lower(): value for name, value in scope["headers"]}
         path = path_of(scope)
         try:
@@ -94,7 +96,7 @@ class Guard:
                 self._n_requests += 1
                 try:
                     data = body.whole()
-                    scope = {**scope, VALUE: await parsed(data)}
+                    scope = {**scope, VALUE: await parsed(data), IS_SHORT: len(data) <= SMALL_BYTES}
                     await self._app(scope, _replay(data, receive), send)
                 finally:
                     self._n_requests -= 1

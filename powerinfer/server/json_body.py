@@ -24,10 +24,13 @@ from .schemas import Body, validated
 VALUE = "powerinfer.json"
 """Where the value of the body is in an ASGI scope."""
 
+IS_SHORT = "powerinfer.short"
+"""Whether the body is checked at once."""
+
 MAX_DEPTH = 100
 MAX_VALUES = 400_000
 MAX_CONTAINERS = 10_000
-_SMALL_BYTES = 8 << 10  # read at once
+SMALL_BYTES = 8 << 10  # read and checked at once
 _PART = 1 << 18
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,7 +38,7 @@ Bytes = npt.NDArray[np.uint8]
 
 async def parsed(body: bytes) -> Any:
     """The value of a body. Raises Problem unless it is JSON whose texts are Unicode."""
-    return _parse(body) if len(body) <= _SMALL_BYTES else await aside(_parse, body)
+    return _parse(body) if len(body) <= SMALL_BYTES else await aside(_parse, body)
 
 
 def _parse(body: bytes) -> Any:
@@ -59,7 +62,7 @@ def _parse(body: bytes) -> Any:
 
 def _is_small(body: bytes) -> bool:
     """Whether its cost is within the limits whatever it is."""
-    return len(body) <= _SMALL_BYTES and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
+    return len(body) <= SMALL_BYTES and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
 
 
 def _no_number(word: str) -> NoReturn:
@@ -133,7 +136,7 @@ class Route(APIRoute):
         async def with_value(request: Request) -> Response:
             own = _Request(request.scope, request.receive)
             takes_body = isinstance(kind, type) and issubclass(kind, Body) and VALUE in request.scope
-            if takes_body and len(await own.body()) > _SMALL_BYTES:
+            if takes_body and len(await own.body()) > SMALL_BYTES:
                 own.made = await aside(_made, kind, request.scope[VALUE])
             response: Response = await handle(own)
             return response

@@ -213,8 +213,13 @@ def _lists(kind: type[BaseModel]) -> dict[str, TypeAdapter[list[BaseModel]]]:
     return {
         name: TypeAdapter[list[BaseModel]](field.annotation)  # type: ignore[arg-type]
         for name, field in kind.model_fields.items()
-        if get_origin(field.annotation) is list and issubclass(get_args(field.annotation)[0], BaseModel)
+        if get_origin(field.annotation) is list and _is_model(get_args(field.annotation)[0])
     }
+
+
+def _is_model(item: Any) -> bool:
+    """Of a list's items: not what is annotated, nor a choice of several."""
+    return isinstance(item, type) and issubclass(item, BaseModel)
 
 
 def validated(kind: type[B], value: dict[str, Any]) -> B:

@@ -95,6 +95,7 @@ def test_what_ends_rounds(session: Session) -> None:
     for more, n_done in (
         ({"end": end, "n_end": 2}, at + 1),
         ({"stop": 1}, 1),
+        ({"stop": 2}, 2),
         ({"until_ns": 0}, 1),
     ):
         native, kept = struct(begin(session, 2), samplers(2, n_vocab), 9, **more)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError, AsyncLlama, BusyError, DeviceError, UnsupportedError
+from powerinfer._engine import machine
 from powerinfer._engine.devices import GIB
-from powerinfer._engine.replicas import Replicas, shares
+from powerinfer._engine.replicas import Replicas, shares, threads_of_each
 from powerinfer._engine.session import Session
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
@@ -221,3 +222,24 @@ def test_how_many_there_may_be(relu_path: Path) -> None:
 def test_one_that_cannot_be_opened_frees_the_others(relu_path: Path) -> None:
     with pytest.raises(ArgumentError):
         open_two(relu_path, vram_budget=[0.02, 0.000001])
+
+
+@pytest.mark.parametrize(
+    ("cores", "n", "asked", "on_device", "each"),
+    [
+        (16, 2, None, True, 7),
+        (16, 2, None, False, 8),
+        (16, 4, None, True, 3),
+        (8, 4, None, True, 2),
+        (2, 4, None, True, 1),
+        (16, 2, 16, True, 8),
+        (16, 3, 2, True, 1),
+    ],
+)
+def test_each_leaves_a_core_to_its_driver(
+    monkeypatch: pytest.MonkeyPatch, cores: int, n: int, asked: int | None, on_device: bool, each: int
+) -> None:
+    """Of all cores, when nobody says how many threads; on the CPU there is no driver."""
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    share = shares(n, 1.0, [f"host:{i}" for i in range(n)])[0] if on_device else None
+    assert threads_of_each(n, asked, share) == each

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ClosedError, DeviceError, Llama
-from powerinfer._engine import rounds
+from powerinfer._engine import pace, rounds
 from powerinfer._engine.pace import Pace
 from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.rounds import Limits, Rounds
@@ -127,6 +127,40 @@ def test_who_has_no_place_stops_nobody(
     assert len(list(scheduler.submit(prompt(9), choice(), limit=30))) == 30
     assert len(list(came[0])) == 3
     assert calls == [(29, 1), (2, 1)]
+
+
+def test_prompts_wait_for_each_other(
+    make: MakeScheduler, calls: Calls, monkeypatch: pytest.MonkeyPatch, alone: Callable[[Any, int], list[int]]
+) -> None:
+    """A few steps, beside many on a GPU, which reads all weights for a prompt however short."""
+    monkeypatch.setattr(pace, "PATIENT_FROM", 5)
+    monkeypatch.setattr(Pace, "patience_s", lambda *_: 0.0)
+    scheduler = make(prompt_part=64, max_running=8)
+    scheduler.engine._pace.n_mixed = 64
+    came: list[Any] = []
+
+    def come(n: int) -> None:
+        before_rounds(
+            monkeypatch, lambda: came.extend(begun(scheduler, *map(prompt, range(4, 4 + n)), limit=3))
+        )
+        calls.clear()
+        came.clear()
+
+    for n, first in ((1, 1 + pace.PATIENT), (2, 1)):  # two are many
+        come(n)
+        streams = begun(scheduler, *(prompt(9, i) for i in range(5)), limit=20)
+        assert [list(stream) for stream in streams] == [alone(prompt(9, i), 20) for i in range(5)]
+        assert [list(stream) for stream in came] == [alone(prompt(4 + i), 3) for i in range(n)]
+        assert calls[:2] == [(first, 5), (2, 5 + n)]
+    come(1)  # beside few nobody waits
+    assert [len(list(stream)) for stream in begun(scheduler, prompt(9), limit=20)] == [20]
+    assert calls[:2] == [(1, 1), (2, 2)]
+    monkeypatch.setattr(Pace, "patience_s", lambda *_: 3600.0)
+    come(1)
+    streams = begun(scheduler, *(prompt(9, i) for i in range(5)), limit=20)
+    assert [len(list(stream)) for stream in streams] == [20] * 5
+    assert [len(list(stream)) for stream in came] == [3]
+    assert calls[:2] == [(1 + pace.PATIENT, 5), (19 - 1 - pace.PATIENT, 5)]
 
 
 def test_who_goes_frees_its_place_before_the_next_round(
