@@ -1,8 +1,9 @@
 """What is learned of a plan while a model answers, and the placement that follows it between requests.
 
 The first FIRST tokens tell how many neurons a token computes and how long it takes. Statistics may say less:
-they count those that fire, and a predictor names others, too. Where that is so and a plan that knows it gains
-FIRST_GAIN, the session is opened anew after it: K and V of what the context holds are carried over.
+they count those that fire, and a predictor names others, too. Where that is so, what is expected of the plan
+is corrected, and if a plan that knows it gains FIRST_GAIN, the session is opened anew after that one: K and V
+of what the context holds are carried over.
 
 With online statistics neurons are counted one by one, and that goes on. What was known before counts as
 PRIOR_TOKENS tokens. Once EVERY tokens more were counted, a plan is made from the counts, and followed if it
@@ -84,7 +85,8 @@ class Placement(ABC):
 
     @abstractmethod
     def _better(self, session: Session, plan: Plan) -> Plan | None:
-        """A plan with which a token would take less time, by enough."""
+        """A plan with which a token would take less time, by enough. If there is none, the plan that is
+        followed says what is to be expected of it by what is known now."""
 
     def improve(self, engine: Engine) -> bool:
         """Between two requests: moves neurons if that pays; whether they were moved."""
@@ -109,12 +111,15 @@ class Placement(ABC):
         return moved
 
     def _best(self, known: Statistics, plan: Plan, gain: float) -> Plan | None:
-        """The plan after these, if it is better enough."""
+        """The plan after these, if it is better enough; else the one that is followed is judged anew."""
         devices = self._loader.devices
         assert devices is not None
         best = self._loader.planned(devices, known)
-        now = plan.expected_after(self._loader.model, known)
-        return best if best.expected.total_us < now.total_us * (1 - gain) else None
+        now = plan.with_statistics(self._loader.model, known)
+        if best.expected.total_us < now.expected.total_us * (1 - gain):
+            return best
+        self._loader.plan = now
+        return None
 
     def _replace(self, engine: Engine, plan: Plan) -> bool:
         old, before = engine.session, self._loader.plan
@@ -133,7 +138,8 @@ class Placement(ABC):
 
 
 class FirstTokens(Placement):
-    """Corrects a plan once: from how many neurons the first tokens computed, not from which."""
+    """Corrects a plan, or what is expected of it, once: from how many neurons the first tokens computed, not
+    from which."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)

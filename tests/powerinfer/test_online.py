@@ -11,7 +11,7 @@ from gguf import GGUFReader
 
 from powerinfer import ArgumentError, Llama, OutOfMemoryError
 from powerinfer._engine import online
-from powerinfer.models.plan import Settings, given, make_plan
+from powerinfer.models.plan import Settings, from_json, given, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
 from tests.native.hybrid import beyond_rounding
@@ -218,3 +218,29 @@ def test_a_plan_that_holds_stays(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for seed in range(2):
             answer(llm, seed)
         assert llm.session is first and llm.plan is not None and llm.plan.measured is not None
+
+
+def test_what_is_expected_is_corrected_where_no_plan_is_better(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FIRST", 20)
+    monkeypatch.setattr(online, "FIRST_GAIN", 1.0)
+    spec = models.SPECS["llama-relu-gqa"]
+    rare = given(np.ones((spec.n_layer, spec.n_ff), np.uint64), 100, "a test")
+    with open_llama(path) as llm:
+        loader, first = llm._loader, llm.session
+        assert loader is not None
+        loader.statistics, loader.plan = rare, loader.planned(loader.devices, rare)  # type: ignore[arg-type]
+        answer(llm, 0, 30)
+        before = llm.plan
+        answer(llm, 1)
+        after = llm.plan
+        assert before is not None and after is not None and llm.session is first
+        assert after.measured is before.measured is not None
+        assert after.expected.total_us > before.expected.total_us
+        now = sum(y.active_hot + y.active_pcie + y.active_cold for y in after.layers)
+        assert now == pytest.approx(sum(after.measured.computed), rel=0.01)
+        assert "the first 20 tokens" in after.statistics
+        for old, new in zip(before.layers, after.layers, strict=True):
+            assert (old.hot == new.hot).all() and (old.pcie == new.pcie).all()
+        assert from_json(after.to_json()).to_json() == after.to_json()

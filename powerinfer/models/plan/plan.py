@@ -202,16 +202,23 @@ class Plan:
             "head_device": self.head_device,
         }
 
-    def expected_after(self, model: Model, statistics: Statistics) -> Expectation:
-        """What this placement is to be expected of, by other statistics than it was made from."""
-        return engine.restore(
+    def with_statistics(self, model: Model, statistics: Statistics) -> Plan:
+        """The same placement, and what is to be expected of it by other statistics."""
+        again = engine.restore(
             model,
             self.settings,
             self.rates,
             **self._placement(),
             counts=statistics.counts,
             n_tokens=statistics.n_tokens,
-        ).expected
+        )
+        return replace(
+            self,
+            statistics_kind=statistics.kind,
+            statistics=statistics.source,
+            layers=again.layers,
+            expected=replace(again.expected, measured=self.measured),
+        )
 
     def check(self, model: Model, **asked: Any) -> None:
         """Raises ArgumentError, saying what differs, unless the plan is for this model, takes what it says it
