@@ -163,13 +163,15 @@ class FirstTokens(Placement):
             if before.counts is None
             else before.counts / before.n_tokens
         )
-        return self._best(corrected(chances, seen, before.source), plan, FIRST_GAIN)
+        overshoot = plan.settings.overshoot if plan.settings.sparsity == "predicted" else 1.0
+        return self._best(corrected(chances, seen, before.source, overshoot), plan, FIRST_GAIN)
 
 
-def corrected(chances: Floats, seen: Floats, source: str) -> Statistics:
+def corrected(chances: Floats, seen: Floats, source: str, overshoot: float = 1.0) -> Statistics:
     """Statistics that rank neurons as before, and of which each layer computes as many as were seen.
 
-    chances: [n_layer, n_ff] that a token computes a neuron. seen: [n_layer] neurons a token.
+    chances: [n_layer, n_ff] that a token computes a neuron. seen: [n_layer] neurons a token. overshoot: how
+    many are computed for each that fires, which is what statistics are of.
     """
     from ..models.plan import given
 
@@ -179,7 +181,8 @@ def corrected(chances: Floats, seen: Floats, source: str) -> Statistics:
     low, high = np.full(len(seen), -30.0), np.full(len(seen), 30.0)
     for _ in range(60):
         middle = (low + high) / 2
-        more = -np.expm1(np.exp(middle)[:, None] * quiet).sum(axis=1) < wanted
+        chance = np.minimum(1, -np.expm1(np.exp(middle)[:, None] * quiet) * overshoot)
+        more = chance.sum(axis=1) < wanted
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     scaled = -np.expm1(np.exp((low + high) / 2)[:, None] * quiet)
     n = 1 << 20
