@@ -26,7 +26,7 @@ from ..._engine.session import Model
 from ...errors import ArgumentError
 from ..writer import PartialFile
 from . import engine, gpuidx, sources
-from .engine import DevicePlan, Expectation, Ids, LayerPlan, Measured, PlanBytes, Rates, Result, Settings
+from .engine import Ids, LayerPlan, Measured, PlanBytes, Rates, Result, Settings
 from .rates import find_rates
 from .sources import Statistics
 
@@ -109,7 +109,7 @@ _DIFFERENCES = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class Plan(engine.Result):
     """Where each part of a model is placed: on a device or on the CPU.
 
     `Llama.plan` shows the plan of an open model, `powerinfer plan -o FILE` saves one, and `Llama(plan=FILE)`
@@ -120,26 +120,10 @@ class Plan:
     """
 
     model: Identity
-    settings: Settings
     rates: Rates
     statistics_kind: str
     statistics: str
     """Where it is known from which neurons are hot."""
-    layers: tuple[LayerPlan, ...]
-    head_on_device: bool
-    """The output matrix."""
-    head_device: int
-    """Its device; -1: the CPU."""
-    uses_device: bool
-    """False: all on the CPU, because the budget is 0 or because that is faster."""
-    devices: tuple[DevicePlan, ...]
-    """One for each budget."""
-    bytes: PlanBytes
-    min_bytes: int
-    """The least budget that puts anything on the device."""
-    full_bytes: int
-    """The budget that holds everything."""
-    expected: Expectation
 
     @property
     def budgets(self) -> tuple[int, ...]:
