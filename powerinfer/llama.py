@@ -206,7 +206,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             checks.optional_whole(name, given)
         if threshold is not None:
             checks.real("threshold", threshold)
-        if not isinstance(draft_model, (str, os.PathLike)):
+        if not isinstance(draft_model, (str, os.PathLike, Drafter)):
             checks.hook("draft_model", draft_model)
         hooks = {"progress": progress, "prompt_progress": prompt_progress, "chat_handler": chat_handler}
         for name, hook in hooks.items():
