@@ -138,10 +138,13 @@ class AsyncLlama(AsyncVectors):
         for name in _SINGLE:
             if given.pop(name, None):
                 raise ArgumentError(f"AsyncLlama has no {name}: its context is many conversations")
-        if n_parallel < 1:
-            raise ArgumentError(f"n_parallel is {n_parallel}, it must be at least 1")
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-            raise ArgumentError(f"replicas is {replicas!r}, it must be at least 1")
+        checks.at_least("n_parallel", n_parallel, 1)
+        checks.at_least("replicas", replicas, 1)
+        checks.at_least("max_waiting", max_waiting, 0)
+        if prompt_part is not None:
+            checks.at_least("prompt_part", prompt_part, 1)
+        if not isinstance(n_ctx, str):
+            checks.optional_whole("n_ctx", n_ctx)
         shares: list[Devices | None] = []
         if replicas > 1:
             check_options(given)

@@ -37,7 +37,8 @@ from ._engine.engine import Engine
 from ._engine.file import DEMO, ModelFile, find_model
 from ._engine.generating import RANDOM_SEEDS, ContextGenerating
 from ._engine.info import Info
-from ._engine.loader import ContextSize, Loader, loading_bar, summary
+from ._engine.loader import ContextSize, Loader, batch_of, loading_bar, summary
+from ._engine.lora import adapters_of, add_adapters
 from ._engine.online import FirstTokens, OnlineStatistics, Placement
 from ._engine.options import LlamaOptions, OtherLlamaOptions, spelled
 from ._engine.report import LlamaState, Timings
@@ -55,14 +56,6 @@ if TYPE_CHECKING:
     from .models.plan import Plan
 
 _EMBEDDED_TOGETHER = 8  # texts of one call of embed()
-
-
-def _batch_of(n_batch: int | None, n_ubatch: int | None) -> int:
-    """The smaller one of those that are given; 0: it is to be chosen."""
-    given = [n for n in (n_batch, n_ubatch) if n is not None]
-    if 0 in given:
-        raise ArgumentError("n_batch is 0, at least 1 is needed")
-    return min(given, default=0)
 
 
 class Llama(Info, ContextGenerating, Completions, Embeddings):
@@ -214,6 +207,11 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
             checks.optional_whole(name, given)
         if threshold is not None:
             checks.real("threshold", threshold)
+        if not isinstance(draft_model, (str, os.PathLike, Drafter)):
+            checks.hook("draft_model", draft_model)
+        hooks = {"progress": progress, "prompt_progress": prompt_progress, "chat_handler": chat_handler}
+        for name, hook in hooks.items():
+            checks.hook(name, hook)
         self.last_n_tokens_size = last_n_tokens_size
         self._lock = threading.RLock()
         self._closed = False
@@ -251,7 +249,7 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
                 n_beside = _EMBEDDED_TOGETHER - 1 if embedding and n_seq == 1 and plan is None else 0
                 shape: dict[str, Any] = {
                     "n_ctx": n_ctx or 0,
-                    "n_batch": _batch_of(n_batch, n_ubatch),
+                    "n_batch": batch_of(n_batch, n_ubatch),
                     "n_seq": n_seq + n_beside,
                     "n_pool": n_pool or 0,
                     "n_threads": n_threads or 0,
@@ -368,19 +366,9 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
         return tokenizer
 
     def _adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
-        given, scale = self._arguments["lora_path"], self._arguments["lora_scale"]
-        paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else given
-        if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
-            raise ArgumentTypeError(f"lora_path is {given!r}, it must be a path or a list of paths")
-        each = scale if isinstance(scale, (list, tuple)) else [scale] * len(paths)
-        scales = [checks.real("lora_scale", one) for one in each]
-        if len(scales) != len(paths):
-            raise ArgumentError(f"there are {len(paths)} paths in lora_path and {len(scales)} in lora_scale")
-        return list(zip(paths, scales, strict=True))
+        return adapters_of(self._arguments["lora_path"], self._arguments["lora_scale"])
 
     def _adapt(self) -> None:
-        from ._engine.lora import add_adapters
-
         assert self._model is not None
         notice = add_adapters(self._model, self._adapters())
         if notice:

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_gpu import ROWS, Row, make_model, measure_ceilings
+from bench_gpu import measure_ceilings
+from gpu_rows import ROWS, Row, make_model
 
 from powerinfer._engine import machine
 from powerinfer._engine.session import Model, Session

@@ -417,7 +417,7 @@ def gpu_machine_table(folder: Path) -> str:
     facts = [
         ("GPU", report["gpu"]),
         ("processor", f"{report['cpu']}, {measured[0]['threads']} threads, {report['isa']}"),
-        ("commit", report["commit"]),
+        ("commit", ", ".join(dict.fromkeys(commit_of(row, report) for row in report["rows"].values()))),
         ("the GPU reads its memory", f"{between('gpu')}, in {len(measured)} measurements between the others"),
         ("the processor reads its own", between("cpu")),
         ("PCIe, copying", between("copy", 1)),
@@ -426,9 +426,15 @@ def gpu_machine_table(folder: Path) -> str:
     return markdown(["", ""], [fact for fact in facts if fact[1]])
 
 
+def commit_of(row: Row, report: Row) -> str:
+    """Of which code a row is, and of which day if that is known."""
+    commit = row.get("commit", report.get("commit", ""))
+    return f"{commit} ({row['date']})" if row.get("date") else f"{commit}"
+
+
 def gpu_decode_table(folder: Path) -> str:
-    rows = []
-    for row in load_gpu(folder)["rows"].values():
+    rows, report = [], load_gpu(folder)
+    for row in report["rows"].values():
         plan, model = row["plan"], row_title(row)
         cpu = [row["ceilings"][when]["cpu"] for when in ("before", "after")]
         goal = f"{row['goal_here']:.0f}" if row.get("goal_here") else ""
@@ -440,11 +446,12 @@ def gpu_decode_table(folder: Path) -> str:
                 *(goal, f"{cpu[0]:.0f}, {cpu[1]:.0f}"),
                 *(f"{plan['expected_tokens_per_s']:.1f}", f"{row['mb_per_token']:.0f}"),
                 *(f"{row['mb_per_token'] / row['ms']:.0f}", percent(row["share_if_all_on_gpu"])),
+                commit_of(row, report),
             ]
         )
     head = ["model", "mode", "GiB", "neurons there", "of the computed", "tokens/s", "best"]
     head += ["goal here", "CPU reads", "planned"]
-    return markdown([*head, "MB/token", "GB/s", "of the GPU's rate"], rows)
+    return markdown([*head, "MB/token", "GB/s", "of the GPU's rate", "commit"], rows)
 
 
 def gpu_prompt_table(folder: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentTypeError
+from ..errors import ArgumentError, ArgumentTypeError
 from .arrays import as_int32
 
 
@@ -26,6 +26,12 @@ def whole(name: str, value: Any) -> int:
 def optional_whole(name: str, value: Any) -> int | None:
     """The same, or None."""
     return None if value is None else whole(name, value)
+
+
+def at_least(name: str, value: Any, least: int) -> None:
+    """A whole number that is large enough."""
+    if whole(name, value) < least:
+        raise ArgumentError(f"{name} is {value}, it must be at least {least}")
 
 
 def real(name: str, value: Any) -> float:
@@ -106,6 +112,12 @@ def hooks(name: str, value: Any) -> None:
     each: Sequence[Callable[..., Any]] = value if isinstance(value, (list, tuple)) else [value]
     if value is not None and not all(callable(one) for one in each):
         raise ArgumentTypeError(f"{name} is {_short(value)}, it must be a function or a list of functions")
+
+
+def hook(name: str, value: Any) -> None:
+    """A function, or None."""
+    if value is not None and not callable(value):
+        raise ArgumentTypeError(f"{name} is {_short(value)}, it must be a function")
 
 
 def _short(value: Any) -> str:

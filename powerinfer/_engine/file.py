@@ -66,6 +66,10 @@ def find_model(name: str | os.PathLike[str], *, vram_budget: Any = None, verbose
     if isinstance(name, str) and not os.path.lexists(name) and (hint := hub.hint(name)):
         raise FileError(f"there is no file {name}{hint}")
     path = Path(name)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ArgumentError(f"the model's path {str(path)!r} has characters that no path can have") from None
     if os.path.isdir(path):
         raise FileError(f"{path} is a folder; {_in_folder(path)}")
     return path

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ArgumentTypeError
 from . import _native
 
 
 def number(name: str) -> int:
     """ggml's number of a format: 12 for "Q4_K". Raises ArgumentError for an unknown name."""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"{name!r} is no name of a weight format")
     value = int(_native.lib.pi_type_find(name.encode("utf-8", "replace")))
     if value < 0:
         raise ArgumentError(f"{name!r} is not a weight format")

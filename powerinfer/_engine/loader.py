@@ -349,6 +349,14 @@ def loading_bar(wanted: bool, text: str) -> Iterator[Progress | None]:
         yield bar
 
 
+def batch_of(n_batch: int | None, n_ubatch: int | None) -> int:
+    """The smaller one of those that are given; 0: it is to be chosen."""
+    given = [n for n in (n_batch, n_ubatch) if n is not None]
+    if 0 in given:
+        raise ArgumentError("n_batch is 0, at least 1 is needed")
+    return min(given, default=0)
+
+
 def auto_context(model: Model, room_bytes: int, settings: Settings) -> int:
     """The context that n_ctx="auto" stands for, where K and V are to lie in that much memory."""
     shape: dict[str, Any] = {"n_seq": settings.n_seq, "n_batch": settings.n_batch or N_BATCH}

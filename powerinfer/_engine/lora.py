@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, FormatError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, FormatError, UnsupportedError
+from . import checks
 from .file import ModelFile
 from .session import Model
 
@@ -27,6 +28,20 @@ _OWN = (_EMBEDDING, "output.weight")  # matrices of no layer
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
 """a [rank, columns], b [rows, rank], and the strength."""
+
+
+def adapters_of(given: Any, scale: Any) -> list[tuple[str | os.PathLike[str], float]]:
+    """What lora_path and lora_scale mean: one path or several, and one scale for all or one for each.
+
+    Raises ArgumentTypeError, ArgumentError (another number of scales)."""
+    paths = [] if given is None else [given] if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
+        raise ArgumentTypeError(f"lora_path is {given!r}, it must be a path or a list of paths")
+    each = scale if isinstance(scale, (list, tuple)) else [scale] * len(paths)
+    scales = [checks.real("lora_scale", one) for one in each]
+    if len(scales) != len(paths):
+        raise ArgumentError(f"there are {len(paths)} paths in lora_path and {len(scales)} in lora_scale")
+    return list(zip(paths, scales, strict=True))
 
 
 def add_adapters(model: Model, adapters: Sequence[tuple[str | os.PathLike[str], float]]) -> str | None:

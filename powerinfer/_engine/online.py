@@ -1,8 +1,9 @@
 """What is learned of a plan while a model answers, and the placement that follows it between requests.
 
 The first FIRST tokens tell how many neurons a token computes and how long it takes. Statistics may say less:
-they count those that fire, and a predictor names others, too. Where that is so and a plan that knows it gains
-FIRST_GAIN, the session is opened anew after it: K and V of what the context holds are carried over.
+they count those that fire, and a predictor names others, too. Where that is so, what is expected of the plan
+is corrected, and if a plan that knows it gains FIRST_GAIN, the session is opened anew after that one: K and V
+of what the context holds are carried over.
 
 With online statistics neurons are counted one by one, and that goes on. What was known before counts as
 PRIOR_TOKENS tokens. Once EVERY tokens more were counted, a plan is made from the counts, and followed if it
@@ -84,7 +85,8 @@ class Placement(ABC):
 
     @abstractmethod
     def _better(self, session: Session, plan: Plan) -> Plan | None:
-        """A plan with which a token would take less time, by enough."""
+        """A plan with which a token would take less time, by enough. If there is none, the plan that is
+        followed says what is to be expected of it by what is known now."""
 
     def improve(self, engine: Engine) -> bool:
         """Between two requests: moves neurons if that pays; whether they were moved."""
@@ -109,12 +111,15 @@ class Placement(ABC):
         return moved
 
     def _best(self, known: Statistics, plan: Plan, gain: float) -> Plan | None:
-        """The plan after these, if it is better enough."""
+        """The plan after these, if it is better enough; else the one that is followed is judged anew."""
         devices = self._loader.devices
         assert devices is not None
         best = self._loader.planned(devices, known)
-        now = plan.expected_after(self._loader.model, known)
-        return best if best.expected.total_us < now.total_us * (1 - gain) else None
+        now = plan.with_statistics(self._loader.model, known)
+        if best.expected.total_us < now.expected.total_us * (1 - gain):
+            return best
+        self._loader.plan = now
+        return None
 
     def _replace(self, engine: Engine, plan: Plan) -> bool:
         old, before = engine.session, self._loader.plan
@@ -133,7 +138,8 @@ class Placement(ABC):
 
 
 class FirstTokens(Placement):
-    """Corrects a plan once: from how many neurons the first tokens computed, not from which."""
+    """Corrects a plan, or what is expected of it, once: from how many neurons the first tokens computed, not
+    from which."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
@@ -157,13 +163,15 @@ class FirstTokens(Placement):
             if before.counts is None
             else before.counts / before.n_tokens
         )
-        return self._best(corrected(chances, seen, before.source), plan, FIRST_GAIN)
+        overshoot = plan.settings.overshoot if plan.settings.sparsity == "predicted" else 1.0
+        return self._best(corrected(chances, seen, before.source, overshoot), plan, FIRST_GAIN)
 
 
-def corrected(chances: Floats, seen: Floats, source: str) -> Statistics:
+def corrected(chances: Floats, seen: Floats, source: str, overshoot: float = 1.0) -> Statistics:
     """Statistics that rank neurons as before, and of which each layer computes as many as were seen.
 
-    chances: [n_layer, n_ff] that a token computes a neuron. seen: [n_layer] neurons a token.
+    chances: [n_layer, n_ff] that a token computes a neuron. seen: [n_layer] neurons a token. overshoot: how
+    many are computed for each that fires, which is what statistics are of.
     """
     from ..models.plan import given
 
@@ -173,7 +181,8 @@ def corrected(chances: Floats, seen: Floats, source: str) -> Statistics:
     low, high = np.full(len(seen), -30.0), np.full(len(seen), 30.0)
     for _ in range(60):
         middle = (low + high) / 2
-        more = -np.expm1(np.exp(middle)[:, None] * quiet).sum(axis=1) < wanted
+        chance = np.minimum(1, -np.expm1(np.exp(middle)[:, None] * quiet) * overshoot)
+        more = chance.sum(axis=1) < wanted
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     scaled = -np.expm1(np.exp((low + high) / 2)[:, None] * quiet)
     n = 1 << 20

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError
 from ..models.statistics import Counts
-from . import _native
+from . import _native, checks
 from .arrays import as_int32
 from .model import Model
 from .read_probe import ReadProbe
@@ -465,8 +465,9 @@ class Session:
     def set_threshold(self, threshold: float) -> None:
         """Replaces the file's threshold of the predictor's scores."""
         with self._lock:
-            _native.check(_native.lib.pi_session_set_threshold(self.handle, float(threshold)))
-            self.thresholds = [float(threshold)] * self.model.info.n_layer
+            value = checks.real("threshold", threshold)
+            _native.check(_native.lib.pi_session_set_threshold(self.handle, value))
+            self.thresholds = [value] * self.model.info.n_layer
 
     def set_thresholds(self, thresholds: Sequence[float]) -> None:
         """The same, one of each layer."""

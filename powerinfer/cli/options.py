@@ -368,7 +368,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--predict",
         type=int,
         metavar="N",
-        help="most tokens of an answer (default: until the context is full)",
+        help="most tokens of an answer (default, and 0 and -1: until the context is full)",
     )
     shown = "(default %(default)s)"
     group.add_argument(

@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 from .._engine.arrays import Ids, as_int32, common_prefix
 from .._engine.context import ContextState
 from .._engine.report import LlamaState
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FileError
 
 _MAGIC = b"PIstate1"
 _DIGEST_BYTES = 32
@@ -122,9 +122,11 @@ class LlamaDiskCache(BaseLlamaCache):
     def __init__(
         self, cache_dir: str | os.PathLike[str] = ".cache/llama_cache", capacity_bytes: int = 2 << 30
     ) -> None:
+        """Raises FileError: the folder cannot be made. So does writing an entry that the disk refuses."""
         super().__init__(capacity_bytes)
         self.folder = Path(cache_dir)
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _in_words(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self.folder.glob(".*.tmp"):  # of a process that was killed
             with suppress(OSError):
                 if path.stat().st_mtime < time.time() - 3600:
@@ -186,12 +188,15 @@ class LlamaDiskCache(BaseLlamaCache):
         name = hashlib.blake2b(value.model.encode() + b"\0" + ids.tobytes(), digest_size=20).hexdigest()
         older = [path for (model, path), held in self._keys() if _covers(value.model, ids, model, held)]
         temporary = self.folder / f".{name}.{secrets.token_hex(8)}.tmp"
-        try:
-            with open(temporary, "xb", opener=_private) as file:
-                file.writelines(data)
-            os.replace(temporary, path := self.folder / f"{name}.pistate")
-        finally:
-            temporary.unlink(missing_ok=True)
+        path = self.folder / f"{name}.pistate"
+        with _in_words(path):
+            try:
+                with open(temporary, "xb", opener=_private) as file:
+                    file.writelines(data)
+                os.replace(temporary, path)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink()
         for old in older:
             if old != path:
                 old.unlink(missing_ok=True)
@@ -203,6 +208,15 @@ class LlamaDiskCache(BaseLlamaCache):
             if old != path:
                 old.unlink(missing_ok=True)
                 total -= size
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """Within the block a system's error is a FileError."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"the cache {path} cannot be written: {error.strerror or error}") from error
 
 
 def _longest(entries: Iterator[tuple[Any, Ids]], wanted: Ids, model: str | None) -> Any:

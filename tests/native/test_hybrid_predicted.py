@@ -103,7 +103,7 @@ def test_thresholds_change_on_both_sides(model: Model, split: str) -> None:
             answers.append(got)
             if thresholds == 1e30:
                 assert all(step.n_computed == step.n_predicted == 0 for step in s.last_step)
-        with pytest.raises(ArgumentError, match="not a number"):
+        with pytest.raises(ArgumentError, match="threshold is nan, it must be a number"):
             s.set_threshold(float("nan"))
         s.feed([IDS[7]])
         assert all(step.n_predicted == 0 for step in s.last_step)

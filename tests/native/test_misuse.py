@@ -36,6 +36,14 @@ def refused(status: Any, says: str, expected: int = ARGUMENT) -> None:
     assert says in _native.message()
 
 
+def test_keys_are_found(session: Session) -> None:
+    file = session.model.file
+    for i, key in enumerate(file.metadata):
+        assert lib.pi_file_find_meta(file.handle, key.encode()) == i
+    for handle, key in ((file.handle, b"no.such.key"), (file.handle, NULL), (NULL, b"general.architecture")):
+        assert lib.pi_file_find_meta(handle, key) == -1
+
+
 def test_null_handles_and_outputs(session: Session) -> None:
     s, model, file = session.handle, session.model.handle, session.model.file.handle
     some = ffi.new("char[64]")

@@ -370,7 +370,7 @@ def test_what_other_programs_take_is_no_context(before: int, after: int, taken: 
 def test_what_a_device_says() -> None:
     facts = machine.device_facts("host", 3, measure=True)
     assert facts.name and facts.can_map and facts.no_mapping == "" and facts.context_bytes == 0
-    with pytest.raises(DeviceError, match="no CUDA backend"):
+    with pytest.raises(DeviceError, match=r"no CUDA backend|no NVIDIA driver"):  # as the package was built
         machine.device_facts("cuda")
     with pytest.raises(ArgumentError, match="device"):
         machine.device_facts("tpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError, Llama, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
+from powerinfer import ArgumentError, FileError, Llama, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
 from powerinfer._engine.context import ContextState
+from powerinfer.compat import llama_cache
 from powerinfer.compat.llama_cache import BaseLlamaCache
 
 OpenLlama = Callable[..., Llama]
@@ -184,3 +186,20 @@ def test_files_that_somebody_else_has_put_there(tmp_path: Path) -> None:
     (tmp_path / "deep.pistate").write_bytes(b"PIstate1" + (4000).to_bytes(4, "little") + b"[" * 4000)
     os.mkfifo(tmp_path / "pipe.pistate")
     assert cache[[1, 2]].input_ids.tolist() == [1, 2]
+
+
+def test_a_disk_that_refuses_is_a_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileError, match=r"the cache .*file cannot be written: File exists"):
+        LlamaDiskCache(tmp_path / "file")
+    cache = LlamaDiskCache(tmp_path / "c")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(llama_cache.os, "replace", full)
+    with Llama.demo(n_ctx=64, verbose=False) as llm:
+        llm.set_cache(cache)
+        with pytest.raises(FileError, match=r"the cache .*\.pistate cannot be written: No space left"):
+            llm("a", max_tokens=2)
+    assert not list(cache.folder.iterdir())

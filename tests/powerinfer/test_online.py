@@ -11,7 +11,7 @@ from gguf import GGUFReader
 
 from powerinfer import ArgumentError, Llama, OutOfMemoryError
 from powerinfer._engine import online
-from powerinfer.models.plan import Settings, given, make_plan
+from powerinfer.models.plan import Settings, from_json, given, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models
 from tests.native.hybrid import beyond_rounding
@@ -163,15 +163,16 @@ def test_old_counts_fade(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.counts is not None and found.counts.max() <= found.n_tokens
 
 
+@pytest.mark.parametrize("overshoot", [1.0, 1.2])
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_chances_become_what_was_seen(share: float) -> None:
+def test_chances_become_what_was_seen(share: float, overshoot: float) -> None:
     rng = np.random.default_rng(1)
     chances = rng.random((3, 200)) ** 4
     seen = np.array([share, share / 2, 1.0]) * 200
-    made = online.corrected(chances, seen, "a file")
+    made = online.corrected(chances, seen, "a file", overshoot)
     assert made.counts is not None and "a file" in made.source and "computed" in made.source
     after = made.counts / made.n_tokens
-    np.testing.assert_allclose(after.sum(axis=1), seen, atol=0.1)
+    np.testing.assert_allclose(np.minimum(1, overshoot * after).sum(axis=1), seen, atol=0.1)
     for before, row in zip(chances, after, strict=True):
         assert (np.diff(row[np.argsort(before)]) >= 0).all()  # ranks stay
 
@@ -218,3 +219,46 @@ def test_a_plan_that_holds_stays(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for seed in range(2):
             answer(llm, seed)
         assert llm.session is first and llm.plan is not None and llm.plan.measured is not None
+
+
+def test_what_is_expected_is_corrected_where_no_plan_is_better(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FIRST", 20)
+    monkeypatch.setattr(online, "FIRST_GAIN", 1.0)
+    spec = models.SPECS["llama-relu-gqa"]
+    rare = given(np.ones((spec.n_layer, spec.n_ff), np.uint64), 100, "a test")
+    with open_llama(path) as llm:
+        loader, first = llm._loader, llm.session
+        assert loader is not None
+        loader.statistics, loader.plan = rare, loader.planned(loader.devices, rare)  # type: ignore[arg-type]
+        answer(llm, 0, 30)
+        before = llm.plan
+        answer(llm, 1)
+        after = llm.plan
+        assert before is not None and after is not None and llm.session is first
+        assert after.measured is before.measured is not None
+        assert after.expected.total_us > before.expected.total_us
+        now = sum(y.active_hot + y.active_pcie + y.active_cold for y in after.layers)
+        assert now == pytest.approx(sum(after.measured.computed), rel=0.01)
+        assert "the first 20 tokens" in after.statistics
+        for old, new in zip(before.layers, after.layers, strict=True):
+            assert (old.hot == new.hot).all() and (old.pcie == new.pcie).all()
+        assert from_json(after.to_json()).to_json() == after.to_json()
+
+
+def test_what_is_expected_in_predicted_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan reckons with more predicted neurons than fire, and the first tokens tell the predicted ones."""
+    monkeypatch.setattr(online, "FIRST", 40)
+    monkeypatch.setattr(online, "FIRST_GAIN", 1.0)
+    with Llama.demo(devices="host", vram_budget=0.03, n_batch=64, n_ctx=256, verbose=False) as llm:
+        loader = llm._loader
+        assert loader is not None and loader.statistics is not None and loader.statistics.counts is not None
+        known = loader.statistics
+        rare = given(loader.statistics.counts // 3, known.n_tokens, "a test")
+        loader.statistics, loader.plan = rare, loader.planned(loader.devices, rare)  # type: ignore[arg-type]
+        llm("a", max_tokens=50, ignore_eos=True)
+        llm("b", max_tokens=1)
+        assert llm.plan is not None and llm.plan.measured is not None
+        now = [y.active_hot + y.active_pcie + y.active_cold for y in llm.plan.layers]
+        assert now == pytest.approx(list(llm.plan.measured.computed), rel=0.01)

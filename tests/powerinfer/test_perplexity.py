@@ -502,7 +502,7 @@ def test_threshold_and_predictor(sparse_path: Path, text: Path, capsys: Captured
         (["--text", "TEXT", "-c", "32", "--chunks", "-1"], "negative"),
         (["--text", "TEXT", "-c", "32", "--sparsity", "predicted"], "needs a model with predictors"),
         (["--text", "TEXT", "-c", "32", "-b", "0"], "--n-batch"),
-        (["--text", "TEXT", "-c", "32", "--threshold", "nan"], "not a number"),
+        (["--text", "TEXT", "-c", "32", "--threshold", "nan"], "--threshold is nan, it must be a number"),
         (["--text", "TEXT", "-c", "32", "--threshold", "0.5"], "--threshold is for predicted mode"),
     ],
 )

@@ -83,6 +83,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "only parts of type 'text' are supported, no images",
     ),
     "cache": (lambda m: m.set_cache(5), "the cache is int"),
+    "threshold": (lambda m: m.set_threshold("x"), "threshold is 'x', it must be a number"),
 }
 
 
@@ -105,6 +106,12 @@ def test_calls(llm: Any, name: str) -> None:
         ({"threshold": "x"}, "threshold is 'x', it must be a number"),
         ({"last_n_tokens_size": "x"}, "last_n_tokens_size is 'x'"),
         ({"lora_path": 5}, "lora_path is 5, it must be a path or a list of paths"),
+        ({"predictor_type": 5}, "5 is no name of a weight format"),
+        ({"plan": 5}, "the plan is 5, it must be a Plan or the path of one"),
+        ({"progress": 5}, "progress is 5, it must be a function"),
+        ({"prompt_progress": "x"}, "prompt_progress is 'x', it must be a function"),
+        ({"chat_handler": 5}, "chat_handler is 5, it must be a function"),
+        ({"draft_model": 5}, "draft_model is 5, it must be a function"),
         ({"lora_path": ["nowhere.gguf"], "lora_scale": "x"}, "lora_scale is 'x', it must be a number"),
     ],
 )
@@ -123,12 +130,31 @@ def test_arguments(relu_path: Any, options: dict[str, Any], says: str) -> None:
         (5, "the model's path is 5"),
         ("llama3", "models have no short names here"),
         (".", r"\. is a folder"),
+        ("\ud800.gguf", r"'\\ud800.gguf' has characters that no path can have"),
     ],
 )
 def test_paths(path: Any, says: str) -> None:
     for kind in (Llama, AsyncLlama):
         with pytest.raises(PowerInferError, match=says):
             kind(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"n_parallel": "x"}, "n_parallel is 'x', it must be a whole number"),
+        ({"n_parallel": 1.5}, "n_parallel is 1.5"),
+        ({"n_parallel": 0}, "n_parallel is 0, it must be at least 1"),
+        ({"replicas": True}, "replicas is True"),
+        ({"max_waiting": math.nan}, "max_waiting is nan"),
+        ({"max_waiting": -1}, "max_waiting is -1, it must be at least 0"),
+        ({"prompt_part": 0}, "prompt_part is 0, it must be at least 1"),
+        ({"n_ctx": 1.5}, "n_ctx is 1.5, it must be a whole number"),
+    ],
+)
+def test_arguments_of_many(relu_path: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(PowerInferError, match=says):
+        AsyncLlama(relu_path, verbose=False, **options)
 
 
 def test_what_is_meant_passes(llm: Any) -> None:

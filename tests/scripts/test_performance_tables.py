@@ -168,7 +168,7 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
     assert last.startswith(
         "| falcon-40b F16, 20 layers | predicted | 8.12 of 8.4 | 25 % | 25 % | 50.0 | 62.5 |"
     )
-    assert last.endswith("| 75 | 150, 100 | 40.0 | 9000 | 450 | 12 % |")
+    assert last.endswith("| 75 | 150, 100 | 40.0 | 9000 | 450 | 12 % |  |")
     older = {name: value for name, value in GPU_RUN.items() if name != "goal_here"}
     (tmp_path / "gpu.json").write_text(json.dumps(report | {"rows": {"falcon": older}}), encoding="utf-8")
     assert "| 62.5 |  | 150, 100 | 40.0 |" in tables.gpu_decode_table(tmp_path)
@@ -178,6 +178,11 @@ def test_tables_of_a_gpu(tmp_path: Path) -> None:
     assert tables.row_title(long) == "falcon-40b F16, chunks of 2048"
     machine = tables.gpu_machine_table(tmp_path)
     assert "a processor, 15 threads, amx" in machine and "commit" not in machine
+    rows = {"a": GPU_RUN | {"commit": "abc", "date": "2026-11-29"}, "b": GPU_RUN}
+    (tmp_path / "gpu.json").write_text(json.dumps(report | {"commit": "def", "rows": rows}), encoding="utf-8")
+    assert "| commit | abc (2026-11-29), def |" in tables.gpu_machine_table(tmp_path)
+    one, other = tables.gpu_decode_table(tmp_path).splitlines()[-2:]
+    assert one.endswith("| 12 % | abc (2026-11-29) |") and other.endswith("| 12 % | def |")
     assert "| 4,100 to 4,200 GB/s, in 2 measurements" in machine and "| 55.2 to 55.5 GB/s |" in machine
 
 

@@ -176,14 +176,21 @@ void device_close(te_cuda *d) {
     free(d);
 }
 
+// A function of the driver, and the driver's handle of a device of the runtime; whether both were found.
+bool of_driver(const char *name, void *function, size_t n_function, int32_t index, int *device) {
+    char why[256];
+    int (*get)(int *, int) = nullptr;
+    void *library = te_os_library("libcuda.so.1", why, sizeof why);
+    return library && te_os_symbol(library, name, function, n_function) &&
+           te_os_symbol(library, "cuDeviceGet", (void *)&get, sizeof get) && get(device, index) == 0;
+}
+
 // Whether this process has a context on the device already. The driver's own function does not make one.
 bool has_context(int32_t index) {
-    char why[256];
     unsigned flags = 0;
-    int active = 0, (*state)(int, unsigned *, int *) = nullptr;
-    void *library = te_os_library("libcuda.so.1", why, sizeof why);
-    if (!library || !te_os_symbol(library, "cuDevicePrimaryCtxGetState", (void *)&state, sizeof state)) return true;
-    return state(index, &flags, &active) != 0 || active;
+    int device = 0, active = 0, (*state)(int, unsigned *, int *) = nullptr;
+    if (!of_driver("cuDevicePrimaryCtxGetState", (void *)&state, sizeof state, index, &device)) return true;
+    return state(device, &flags, &active) != 0 || active;
 }
 
 // A context reserves stacks of 1 KiB for all threads that may run at once, 264 MiB of an H200. Kernels here take some 100
@@ -196,13 +203,11 @@ constexpr size_t stack_bytes = 128;
 void keep_context(int32_t index) {
     enum { MAX_GPUS = 64 };
     static uint32_t kept[MAX_GPUS];
-    char why[256];
+    int device = 0, (*retain)(void **, int) = nullptr;
     void *context = nullptr;
-    int (*retain)(void **, int) = nullptr;
     if (__atomic_exchange_n(&kept[index % MAX_GPUS], 1, __ATOMIC_RELAXED)) return;
-    void *library = te_os_library("libcuda.so.1", why, sizeof why);
-    if (library && te_os_symbol(library, "cuDevicePrimaryCtxRetain", (void *)&retain, sizeof retain))
-        (void)retain(&context, index);
+    if (of_driver("cuDevicePrimaryCtxRetain", (void *)&retain, sizeof retain, index, &device))
+        (void)retain(&context, device);
 }
 
 te_status use_first(te_cuda *d) {

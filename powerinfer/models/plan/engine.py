@@ -200,9 +200,11 @@ class Result:
     """As asked, without zeros and "auto"."""
     layers: tuple[LayerPlan, ...]
     head_on_device: bool
+    """The output matrix."""
     head_device: int
-    """-1: the CPU."""
+    """Its device; -1: the CPU."""
     uses_device: bool
+    """False: all on the CPU, because the budget is 0 or because that is faster."""
     devices: tuple[DevicePlan, ...]
     """One for each budget."""
     bytes: PlanBytes

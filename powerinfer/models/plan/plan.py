@@ -26,7 +26,7 @@ from ..._engine.session import Model
 from ...errors import ArgumentError
 from ..writer import PartialFile
 from . import engine, gpuidx, sources
-from .engine import DevicePlan, Expectation, Ids, LayerPlan, Measured, PlanBytes, Rates, Result, Settings
+from .engine import Ids, LayerPlan, Measured, PlanBytes, Rates, Result, Settings
 from .rates import find_rates
 from .sources import Statistics
 
@@ -109,7 +109,7 @@ _DIFFERENCES = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class Plan(engine.Result):
     """Where each part of a model is placed: on a device or on the CPU.
 
     `Llama.plan` shows the plan of an open model, `powerinfer plan -o FILE` saves one, and `Llama(plan=FILE)`
@@ -120,26 +120,10 @@ class Plan:
     """
 
     model: Identity
-    settings: Settings
     rates: Rates
     statistics_kind: str
     statistics: str
     """Where it is known from which neurons are hot."""
-    layers: tuple[LayerPlan, ...]
-    head_on_device: bool
-    """The output matrix."""
-    head_device: int
-    """Its device; -1: the CPU."""
-    uses_device: bool
-    """False: all on the CPU, because the budget is 0 or because that is faster."""
-    devices: tuple[DevicePlan, ...]
-    """One for each budget."""
-    bytes: PlanBytes
-    min_bytes: int
-    """The least budget that puts anything on the device."""
-    full_bytes: int
-    """The budget that holds everything."""
-    expected: Expectation
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -202,16 +186,23 @@ class Plan:
             "head_device": self.head_device,
         }
 
-    def expected_after(self, model: Model, statistics: Statistics) -> Expectation:
-        """What this placement is to be expected of, by other statistics than it was made from."""
-        return engine.restore(
+    def with_statistics(self, model: Model, statistics: Statistics) -> Plan:
+        """The same placement, and what is to be expected of it by other statistics."""
+        again = engine.restore(
             model,
             self.settings,
             self.rates,
             **self._placement(),
             counts=statistics.counts,
             n_tokens=statistics.n_tokens,
-        ).expected
+        )
+        return replace(
+            self,
+            statistics_kind=statistics.kind,
+            statistics=statistics.source,
+            layers=again.layers,
+            expected=replace(again.expected, measured=self.measured),
+        )
 
     def check(self, model: Model, **asked: Any) -> None:
         """Raises ArgumentError, saying what differs, unless the plan is for this model, takes what it says it

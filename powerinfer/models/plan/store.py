@@ -23,7 +23,7 @@ import numpy as np
 
 from ..._engine.model import Model
 from ..._engine.types import KV_TYPE, SPARSITY
-from ...errors import FileError, FormatError
+from ...errors import ArgumentTypeError, FileError, FormatError
 from .engine import (
     DevicePlan,
     Expectation,
@@ -204,6 +204,8 @@ def load_plan(plan: Plan | str | os.PathLike[str], model: Model, **asked: Any) -
     Raises FileError, FormatError (no plan, or one that contradicts itself), ArgumentError (a plan for
     something else).
     """
+    if not isinstance(plan, (Plan, str, os.PathLike)):
+        raise ArgumentTypeError(f"the plan is {plan!r}, it must be a Plan or the path of one")
     if not isinstance(plan, Plan):
         plan = from_json(_read_text(Path(plan)), str(plan))
     plan.check(model, **asked)
