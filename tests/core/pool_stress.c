@@ -18,6 +18,7 @@
 
 #include "core/te_os.h"
 #include "core/te_pool.h"
+#include "core/te_team_size.h"
 #include "../stress.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -308,17 +309,20 @@ static void check_late_member(void) {
     te_pool_free(pool);
 }
 
-/* What the system would say: whether every member waits for a CPU, and of so many CPUs what share other programs have; of 0
- * CPUs nothing. */
+/* What the system would say: whether every member waits for a CPU or has one half of the time, and of so many CPUs what share
+ * other programs have; of 0 CPUs nothing. */
 static struct {
-    _Atomic bool waits;
+    _Atomic bool waits, half;
     int32_t n_cpus;
     double share;
 } system_says;
 
-static bool say_delay(int64_t *delay_ns, int64_t *n_dispatched) {
-    *delay_ns = atomic_load(&system_says.waits) ? te_os_now_ns() : 0;
-    *n_dispatched = 0;
+static bool say_times(te_thread_times *out) {
+    static _Thread_local int64_t last_ns, ran_ns;
+    const int64_t now = te_os_now_ns();
+    ran_ns += (now - last_ns) / (atomic_load(&system_says.half) ? 2 : 1);
+    last_ns = now;
+    *out = (te_thread_times){.ran_ns = ran_ns, .delay_ns = atomic_load(&system_says.waits) ? now : 0};
     return true;
 }
 static bool say_others(int32_t *n_cpus, int64_t *busy_ns) {
@@ -346,11 +350,21 @@ static int32_t run_until(te_pool *pool, int32_t lo, int32_t hi) {
     return nth;
 }
 
+/* RUNS runs have n members. */
+static void check_stays(te_pool *pool, int32_t n, const char *where) {
+    enum { RUNS = 300 };
+    int32_t nth;
+    for (int run = 0; run < RUNS; run++) {
+        te_pool_run(pool, spin_task, &nth);
+        CHECK(nth == n, "%d members instead of %d %s", nth, n, where);
+    }
+}
+
 /* A team whose members wait for CPUs becomes smaller. It follows what others leave, or tries where that is not known. */
 static void check_room(void) {
-    enum { MEMBERS = 6, FEWEST = 2, RUNS = 300 };
-    const te_pool_asks before = te_pool_system;
-    te_pool_system = (te_pool_asks){say_delay, say_others};
+    enum { MEMBERS = 6, FEWEST = 2 };
+    const te_team_asks before = te_team_system;
+    te_team_system = (te_team_asks){say_times, say_others};
     for (int known = 0; known < 2; known++) {
         te_pool *pool;
         CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
@@ -360,10 +374,8 @@ static void check_room(void) {
         int32_t nth = run_until(pool, FEWEST, FEWEST);
         CHECK(nth == FEWEST, "a team that waits for CPUs has %d members", nth);
         atomic_store(&system_says.waits, false);
-        for (int run = 0; known && run < RUNS; run++) {
-            te_pool_run(pool, spin_task, &nth);
-            CHECK(nth == FEWEST, "%d members where others have all CPUs", nth);
-        }
+        if (known) check_stays(pool, FEWEST, "where others have all CPUs");
+        atomic_store(&system_says.half, true);
         for (int32_t n = known ? 4 : 0; n > 2; n--) { /* of 12 CPUs they leave 4, then 3 */
             system_says.share = 1 - n / 12.0;
             nth = run_until(pool, n, n);
@@ -372,9 +384,34 @@ static void check_room(void) {
         system_says.share = 0;
         nth = run_until(pool, MEMBERS, MEMBERS);
         CHECK(nth == MEMBERS, "known %d: %d members where nobody waits", known, nth);
+        atomic_store(&system_says.half, false);
         te_pool_free(pool);
     }
-    te_pool_system = before;
+    te_team_system = before;
+}
+
+/* Members that wait for late ones sleep instead of waiting for CPUs, so a whole team asks, too, what others leave. */
+static void check_room_of_whole_team(void) {
+    enum { MEMBERS = 6, LEFT = 3 };
+    const te_team_asks before = te_team_system;
+    te_team_system = (te_team_asks){say_times, say_others};
+    te_pool *pool;
+    CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
+    system_says.n_cpus = 2 * MEMBERS;
+    system_says.share = 1 - LEFT / 12.0;
+    check_stays(pool, MEMBERS, "that have all the CPUs they need");
+    atomic_store(&system_says.half, true);
+    int32_t nth = run_until(pool, LEFT, LEFT);
+    CHECK(nth == LEFT, "%d members that miss CPUs where others leave %d", nth, LEFT);
+    system_says.share = 0;
+    nth = run_until(pool, MEMBERS, MEMBERS);
+    CHECK(nth == MEMBERS, "%d members where others have nothing", nth);
+    check_stays(pool, MEMBERS, "that miss CPUs which others do not have");
+    system_says.n_cpus = 0;
+    check_stays(pool, MEMBERS, "that miss CPUs where the system does not say who has them");
+    atomic_store(&system_says.half, false);
+    te_pool_free(pool);
+    te_team_system = before;
 }
 
 /* A forked child has none of the pool's threads; using and freeing the pool there must work all the same. */
@@ -444,6 +481,7 @@ int main(int argc, char **argv) {
     check_fork();
     check_late_member();
     check_room();
+    check_room_of_whole_team();
     check_idle();
     return 0;
 }

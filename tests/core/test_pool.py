@@ -95,7 +95,7 @@ def test_smt_siblings_count_once(tmp_path: Path) -> None:
 )
 def test_a_team_has_room_beside_others(n_threads: int, n_cpus: int, n_busy: float, room: int) -> None:
     _, lib = capi.load()
-    assert lib.te_pool_room(n_threads, n_cpus, n_busy) == room
+    assert lib.te_team_room(n_threads, n_cpus, n_busy) == room
 
 
 STAT = """\

@@ -59,16 +59,6 @@ int32_t te_pool_n_threads(const te_pool *p);
  * overlap may be shared out by it, sums are cut by te_pool_n_threads. */
 void te_pool_run(te_pool *p, te_task *task, void *ctx);
 
-/* For how many of n_threads members there is room beside other programs that have n_busy of the n_cpus CPUs; at least a
- * quarter, since a machine that is busy everywhere has room for some all the same. */
-int32_t te_pool_room(int32_t n_threads, int32_t n_cpus, double n_busy);
-/* What the system is asked; tests have answers of their own. */
-typedef struct te_pool_asks {
-    bool (*delay)(int64_t *delay_ns, int64_t *n_dispatched); /* te_os_thread_delay */
-    bool (*others)(int32_t *n_cpus, int64_t *busy_ns);       /* te_os_others */
-} te_pool_asks;
-extern te_pool_asks te_pool_system;
-
 /* What this member is likely to read soon: while it waits for others, at barriers and for parts of a work queue, it fetches
  * that into its cache, in the order in which it was added. Memory has time then. begin: nothing more from now on. That is to be
  * called before the operation in front of the one that reads what is added, so that nothing is fetched behind it once more. add:
