@@ -60,6 +60,7 @@ static int32_t shrink(te_team_size *s, const te_window *w, int32_t n, bool on_tr
     const int64_t park_ns = s->park_ns * (1 + w->run_ns / TE_WINDOW_NS);
     s->look_ns = te_os_now_ns() + (s->asked_ns != 0 && park_ns < ASK_NS ? ASK_NS : park_ns);
     s->n_grow = 1;
+    s->room = 0;
     s->settling = true;
     s->nap_ns = w->run_ns / 8;
     if (n < fewest(s->n_threads)) n = fewest(s->n_threads);
@@ -72,7 +73,10 @@ static int32_t fit_room(te_team_size *s, const te_window *w) {
     const int32_t room = ask_room(s, &passed_ns);
     if (s->asked_ns != 0 || w->n_live == s->n_threads) s->look_ns = te_os_now_ns() + ASK_NS;
     if (room == 0) return w->n_live + s->n_grow < s->n_threads ? w->n_live + s->n_grow : s->n_threads;
-    if (room >= w->n_live) return room;
+    /* What is known to some tenths of a CPU only must be said twice: one member too many costs more than one too few. */
+    const int32_t sure = room < s->room ? room : s->room;
+    s->room = room;
+    if (room >= w->n_live) return sure > w->n_live ? sure : w->n_live;
     /* Others may have had the CPUs while the team had nothing to do, so its members must have missed some of them. */
     return w->idle_ns >= passed_ns / 4 ? shrink(s, w, room, false) : w->n_live;
 }

@@ -22,6 +22,7 @@ typedef struct te_team_size {
     int64_t look_ns;   /* when it is looked at what room there is */
     int64_t asked_ns;  /* when the system said what other programs have; 0: it did not */
     int64_t others_ns; /* what they had then */
+    int32_t room;      /* for so many members, as it said last; 0: it did not since the team shrank */
     bool settling;     /* it has shrunk, and the system may not have moved threads yet */
     bool suspect;      /* members waited in the last window */
 } te_team_size;
