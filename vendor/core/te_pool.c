@@ -70,7 +70,7 @@ typedef struct te_member {
     bool has_times;      /* times are of this thread, not of an earlier caller's */
     te_thread_times times;
     int64_t waited_ns, ran_ns; /* in the last window; wake-ups are no waits; ran_ns < 0: not known */
-    int64_t idle_ns;           /* in runs since the system was asked what others have */
+    int64_t idle_ns;           /* in runs since te_team_size_next looked for room */
     te_chain chain;
 } te_member;
 
@@ -435,9 +435,9 @@ static void fit_team(te_pool *p) {
         if (m->ran_ns >= 0) m->idle_ns += p->run_ns - m->ran_ns;
         if (m->idle_ns > 0) w.idle_ns += m->idle_ns; /* < 0: it ran between runs, as the caller does */
     }
-    bool asked;
-    const int32_t n = te_team_size_next(&p->size, &w, &asked);
-    for (int32_t i = 0; asked && i < p->n_threads; i++) p->members[i].idle_ns = 0;
+    bool looked;
+    const int32_t n = te_team_size_next(&p->size, &w, &looked);
+    for (int32_t i = 0; looked && i < p->n_threads; i++) p->members[i].idle_ns = 0;
     if (n < n_live)
         atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
     else

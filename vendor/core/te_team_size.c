@@ -37,16 +37,15 @@ void te_team_size_begin(te_team_size *s, int32_t n_threads) {
     *s = (te_team_size){.n_threads = n_threads, .n_live = n_threads, .n_grow = 1, .park_ns = PARK_NS};
 }
 
-/* For how many members other programs left room in the last *passed_ns, since this was asked last; 0: not known. */
-static int32_t ask_room(te_team_size *s, int64_t *passed_ns) {
+/* For how many members other programs left room since this was asked last; 0: not known. */
+static int32_t ask_room(te_team_size *s) {
     int32_t n_cpus;
     int64_t others_ns;
     const int64_t before_ns = s->asked_ns;
     s->asked_ns = 0;
     if (!te_team_system.others(&n_cpus, &others_ns)) return 0;
     s->asked_ns = te_os_now_ns();
-    *passed_ns = s->asked_ns - before_ns;
-    const double n_busy = (double)(others_ns - s->others_ns) / (double)*passed_ns;
+    const double n_busy = (double)(others_ns - s->others_ns) / (double)(s->asked_ns - before_ns);
     s->others_ns = others_ns;
     return before_ns == 0 ? 0 : te_team_room(s->n_threads, n_cpus, n_busy);
 }
@@ -54,11 +53,11 @@ static int32_t ask_room(te_team_size *s, int64_t *passed_ns) {
 /* To n members, for a while. on_trial: since the team has grown, no window has passed. */
 static int32_t shrink(te_team_size *s, const te_window *w, int32_t n, bool on_trial) {
     s->park_ns = !on_trial ? PARK_NS : s->park_ns < PARK_MAX_NS / 2 ? 2 * s->park_ns : PARK_MAX_NS;
-    int64_t passed_ns;
-    (void)ask_room(s, &passed_ns); /* what others have beside the smaller team counts */
+    (void)ask_room(s); /* what others have beside the smaller team counts */
     /* A trial costs a window or two, and a window of long runs is long. */
     const int64_t park_ns = s->park_ns * (1 + w->run_ns / TE_WINDOW_NS);
-    s->look_ns = te_os_now_ns() + (s->asked_ns != 0 && park_ns < ASK_NS ? ASK_NS : park_ns);
+    s->looked_ns = te_os_now_ns();
+    s->look_ns = s->looked_ns + (s->asked_ns != 0 && park_ns < ASK_NS ? ASK_NS : park_ns);
     s->n_grow = 1;
     s->room = 0;
     s->settling = true;
@@ -69,21 +68,28 @@ static int32_t shrink(te_team_size *s, const te_window *w, int32_t n, bool on_tr
 
 /* To as many as others leave room for, or on trial. */
 static int32_t fit_room(te_team_size *s, const te_window *w) {
-    int64_t passed_ns = 0;
-    const int32_t room = ask_room(s, &passed_ns);
-    if (s->asked_ns != 0 || w->n_live == s->n_threads) s->look_ns = te_os_now_ns() + ASK_NS;
+    const int64_t now = te_os_now_ns();
+    /* Others may have had the CPUs while the team had nothing to do, so members must have missed some of them. */
+    const bool missing = w->idle_ns >= (now - s->looked_ns) / 4, whole = w->n_live == s->n_threads;
+    s->looked_ns = now;
+    if (whole) s->look_ns = now + ASK_NS;
+    if (whole && !missing) {
+        s->asked_ns = 0; /* asking costs more than it can bring */
+        return w->n_live;
+    }
+    const int32_t room = ask_room(s);
+    if (s->asked_ns != 0) s->look_ns = now + ASK_NS;
     if (room == 0) return w->n_live + s->n_grow < s->n_threads ? w->n_live + s->n_grow : s->n_threads;
+    if (room < w->n_live && missing) return shrink(s, w, room, false);
     /* What is known to some tenths of a CPU only must be said twice: one member too many costs more than one too few. */
     const int32_t sure = room < s->room ? room : s->room;
     s->room = room;
-    if (room >= w->n_live) return sure > w->n_live ? sure : w->n_live;
-    /* Others may have had the CPUs while the team had nothing to do, so its members must have missed some of them. */
-    return w->idle_ns >= passed_ns / 4 ? shrink(s, w, room, false) : w->n_live;
+    return sure > w->n_live ? sure : w->n_live;
 }
 
-int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *asked) {
+int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *looked) {
     const bool on_trial = w->n_live > s->n_live;
-    const int64_t asked_ns = s->asked_ns;
+    const int64_t looked_ns = s->looked_ns;
     /* A member that shares its CPU with one other program waits half of the time. */
     const int32_t n_over = (int32_t)((w->waited_ns + w->run_ns * 3 / 4) / w->run_ns);
     /* What comes once and goes, some work of the system's, costs less than a parked member. */
@@ -99,6 +105,6 @@ int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *asked) {
         n = shrink(s, w, w->n_live - n_over, on_trial);
     else if (n_over == 0 && te_os_now_ns() >= s->look_ns)
         n = fit_room(s, w);
-    *asked = s->asked_ns != asked_ns;
+    *looked = s->looked_ns != looked_ns;
     return n;
 }

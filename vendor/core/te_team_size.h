@@ -19,7 +19,8 @@ typedef struct te_team_size {
     int32_t n_live;    /* in the last window */
     int32_t n_grow;    /* by how many members it grows next where the system does not say what others have */
     int64_t park_ns;   /* how long a member that was too many stays away then */
-    int64_t look_ns;   /* when it is looked at what room there is */
+    int64_t looked_ns; /* when it was looked at what room there is */
+    int64_t look_ns;   /* when it will be */
     int64_t asked_ns;  /* when the system said what other programs have; 0: it did not */
     int64_t others_ns; /* what they had then */
     int32_t room;      /* for so many members, as it said last; 0: it did not since the team shrank */
@@ -33,15 +34,15 @@ typedef struct te_window {
     int64_t run_ns;
     int64_t waited_ns; /* all members, for CPUs that others had; wake-ups left out */
     int64_t
-        idle_ns; /* all members, in runs since te_team_size_next asked the system: without a CPU for whatever reason */
+        idle_ns; /* all members, in runs since te_team_size_next looked for room: without a CPU for whatever reason */
 } te_window;
 
 /* The delays of members are to be looked at once in so much time of runs. */
 enum { TE_WINDOW_NS = 20000000 };
 
 void te_team_size_begin(te_team_size *s, int32_t n_threads);
-/* After a window: how many members the next runs shall have. *asked: the system was asked. */
-int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *asked);
+/* After a window: how many members the next runs shall have. *looked: it looked for room. */
+int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *looked);
 
 /* For how many of n_threads members there is room beside other programs that have n_busy of the n_cpus CPUs; at least a
  * quarter, since a machine that is busy everywhere has room for some all the same. */
