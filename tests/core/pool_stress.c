@@ -391,15 +391,15 @@ static void check_room(void) {
     te_team_system = before;
 }
 
-/* A smaller team cuts chains so that all of its members have as much to do, but none whose parts must follow each other. */
+/* A smaller team cuts chains so that all of its members have as much to do. */
 static void cut_task(void *ctx, te_team *team) {
     enum { ITEMS = 1000 };
     static _Atomic int32_t done[ITEMS];
-    const int32_t *n_parts = ctx; /* of an unordered queue, of an ordered one */
+    const int32_t n_parts = *(const int32_t *)ctx;
     for (int ordered = 0; ordered < 2; ordered++) {
         te_work d;
         te_work_begin(team, &d, 1, ordered);
-        CHECK(d.n_parts == n_parts[ordered], "%d members: %d parts", team->nth, d.n_parts);
+        CHECK(d.n_parts == n_parts, "%d members: %d parts", team->nth, d.n_parts);
         while (te_work_next(team, &d)) {
             int64_t lo, hi;
             te_work_share(&d, ITEMS, 1, &lo, &hi);
@@ -421,12 +421,12 @@ static void check_room_of_whole_team(void) {
     CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
     system_says.n_cpus = 2 * MEMBERS;
     system_says.share = 1 - LEFT / 12.0;
-    te_pool_run(pool, cut_task, (int32_t[]){1, 1});
+    te_pool_run(pool, cut_task, &(int32_t){1});
     check_stays(pool, MEMBERS, "that have all the CPUs they need");
     atomic_store(&system_says.half, true);
     int32_t nth = run_until(pool, LEFT, LEFT);
     CHECK(nth == LEFT, "%d members that miss CPUs where others leave %d", nth, LEFT);
-    te_pool_run(pool, cut_task, (int32_t[]){2, 1}); /* six chains of two parts are three for each of four */
+    te_pool_run(pool, cut_task, &(int32_t){2}); /* six chains of two parts are three for each of four */
     system_says.share = 0;
     nth = run_until(pool, MEMBERS, MEMBERS);
     CHECK(nth == MEMBERS, "%d members where others have nothing", nth);

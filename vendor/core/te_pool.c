@@ -235,9 +235,7 @@ static int32_t fitting_parts(int32_t n_chains, int32_t nth, int32_t n_parts) {
 
 void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered) {
     const int32_t n_chains = team->pool->n_threads;
-    /* Of an ordered chain sums may depend on where it is cut. */
-    if (!ordered) n_parts = fitting_parts(n_chains, team->nth, n_parts);
-    *d = (te_work){-1, 0, n_chains, n_parts, ++team->n_queues, ordered};
+    *d = (te_work){-1, 0, n_chains, fitting_parts(n_chains, team->nth, n_parts), ++team->n_queues, ordered};
 }
 
 /* Of the chains of all, first its own, but those of members that are not here must not fall behind. */

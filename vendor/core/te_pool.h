@@ -104,8 +104,8 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
  *     while (te_work_next(team, &d)) work_on(d.chain, d.part);
  *
  * All members begin the same queues in the same order, and go on until there is no next; no barrier is needed before,
- * and what was done is complete after the next one. n_parts of each chain: 1..65535; a team with fewer members than chains
- * cuts those that are not ordered into more, so that its members end together. */
+ * and what was done is complete after the next one. n_parts of each chain: 1..65535, at least; a team with fewer members
+ * than chains cuts them into more, so that its members end together. No result may depend on where a chain is cut. */
 typedef struct te_work {
     int32_t chain, part; /* what to do */
     int32_t n_chains, n_parts;
