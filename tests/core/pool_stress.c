@@ -367,7 +367,7 @@ static void check_stays(te_pool *pool, int32_t n, const char *where) {
 static void check_room(void) {
     enum { MEMBERS = 6, FEWEST = 2 };
     const te_team_asks before = te_team_system;
-    te_team_system = (te_team_asks){say_times, say_others};
+    te_team_system = (te_team_asks){say_times, say_others, te_os_now_ns};
     for (int known = 0; known < 2; known++) {
         te_pool *pool;
         CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
@@ -418,7 +418,7 @@ static void cut_task(void *ctx, te_team *team) {
 static void check_room_of_whole_team(void) {
     enum { MEMBERS = 6, LEFT = 4 };
     const te_team_asks before = te_team_system;
-    te_team_system = (te_team_asks){say_times, say_others};
+    te_team_system = (te_team_asks){say_times, say_others, te_os_now_ns};
     te_pool *pool;
     CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
     system_says.n_cpus = 2 * MEMBERS;

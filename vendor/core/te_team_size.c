@@ -24,7 +24,7 @@
 /* What other programs have is known well enough over so long a time: the system counts in steps of 10 ms a CPU. */
 #define ASK_NS 200000000
 
-te_team_asks te_team_system = {te_os_thread_times, te_os_others};
+te_team_asks te_team_system = {te_os_thread_times, te_os_others, te_os_now_ns};
 
 static int32_t fewest(int32_t n_threads) { return (n_threads + 3) / 4; }
 
@@ -34,32 +34,39 @@ int32_t te_team_room(int32_t n_threads, int32_t n_cpus, double n_busy) {
 }
 
 void te_team_size_begin(te_team_size *s, int32_t n_threads) {
-    *s = (te_team_size){.n_threads = n_threads, .n_live = n_threads, .n_grow = 1, .park_ns = PARK_NS};
+    *s = (te_team_size){.n_threads = n_threads, .n_live = n_threads, .n_grow = 1, .n_busy = -1, .park_ns = PARK_NS};
 }
 
-/* For how many members other programs left room since this was asked last; 0: not known. */
-static int32_t ask_room(te_team_size *s) {
+/* For how many members other programs left room since this was asked last; 0: not known. *sure: and the time before. */
+static int32_t ask_room(te_team_size *s, int32_t *sure) {
     int32_t n_cpus;
     int64_t others_ns;
     const int64_t before_ns = s->asked_ns;
+    const double busy_before = s->n_busy;
     s->asked_ns = 0;
+    s->n_busy = -1;
+    *sure = 0;
     if (!te_team_system.others(&n_cpus, &others_ns)) return 0;
-    s->asked_ns = te_os_now_ns();
+    s->asked_ns = te_team_system.now_ns();
     const double n_busy = (double)(others_ns - s->others_ns) / (double)(s->asked_ns - before_ns);
     s->others_ns = others_ns;
-    return before_ns == 0 ? 0 : te_team_room(s->n_threads, n_cpus, n_busy);
+    if (before_ns == 0) return 0;
+    s->n_busy = n_busy > 0 ? n_busy : 0;
+    if (busy_before >= 0) *sure = te_team_room(s->n_threads, n_cpus, (s->n_busy + busy_before) / 2);
+    return te_team_room(s->n_threads, n_cpus, s->n_busy);
 }
 
 /* To n members, for a while. on_trial: since the team has grown, no window has passed. */
 static int32_t shrink(te_team_size *s, const te_window *w, int32_t n, bool on_trial) {
     s->park_ns = !on_trial ? PARK_NS : s->park_ns < PARK_MAX_NS / 2 ? 2 * s->park_ns : PARK_MAX_NS;
-    (void)ask_room(s); /* what others have beside the smaller team counts */
+    int32_t sure;
+    (void)ask_room(s, &sure); /* what others have beside the smaller team counts */
+    s->n_busy = -1;
     /* A trial costs a window or two, and a window of long runs is long. */
     const int64_t park_ns = s->park_ns * (1 + w->run_ns / TE_WINDOW_NS);
-    s->looked_ns = te_os_now_ns();
+    s->looked_ns = te_team_system.now_ns();
     s->look_ns = s->looked_ns + (s->asked_ns != 0 && park_ns < ASK_NS ? ASK_NS : park_ns);
     s->n_grow = 1;
-    s->room = 0;
     s->settling = true;
     s->nap_ns = w->run_ns / 8;
     if (n < fewest(s->n_threads)) n = fewest(s->n_threads);
@@ -68,7 +75,7 @@ static int32_t shrink(te_team_size *s, const te_window *w, int32_t n, bool on_tr
 
 /* To as many as others leave room for, or on trial. */
 static int32_t fit_room(te_team_size *s, const te_window *w) {
-    const int64_t now = te_os_now_ns();
+    const int64_t now = te_team_system.now_ns();
     /* Others may have had the CPUs while the team had nothing to do, so members must have missed some of them. */
     const bool missing = w->idle_ns >= (now - s->looked_ns) / 4, whole = w->n_live == s->n_threads;
     s->looked_ns = now;
@@ -77,13 +84,12 @@ static int32_t fit_room(te_team_size *s, const te_window *w) {
         s->asked_ns = 0; /* asking costs more than it can bring */
         return w->n_live;
     }
-    const int32_t room = ask_room(s);
+    int32_t sure;
+    const int32_t room = ask_room(s, &sure);
     if (s->asked_ns != 0) s->look_ns = now + ASK_NS;
     if (room == 0) return w->n_live + s->n_grow < s->n_threads ? w->n_live + s->n_grow : s->n_threads;
     if (room < w->n_live && missing) return shrink(s, w, room, false);
-    /* What is known to some tenths of a CPU only must be said twice: one member too many costs more than one too few. */
-    const int32_t sure = room < s->room ? room : s->room;
-    s->room = room;
+    /* One member too many costs more than one too few. */
     return sure > w->n_live ? sure : w->n_live;
 }
 
@@ -103,7 +109,7 @@ int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *looked) {
         s->settling = false;
     else if (shrinks)
         n = shrink(s, w, w->n_live - n_over, on_trial);
-    else if (n_over == 0 && te_os_now_ns() >= s->look_ns)
+    else if (n_over == 0 && te_team_system.now_ns() >= s->look_ns)
         n = fit_room(s, w);
     *looked = s->looked_ns != looked_ns;
     return n;

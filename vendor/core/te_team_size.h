@@ -23,7 +23,7 @@ typedef struct te_team_size {
     int64_t look_ns;   /* when it will be */
     int64_t asked_ns;  /* when the system said what other programs have; 0: it did not */
     int64_t others_ns; /* what they had then */
-    int32_t room;      /* for so many members, as it said last; 0: it did not since the team shrank */
+    double n_busy;     /* how many CPUs they had between the last two answers; < 0: not known of this team */
     bool settling;     /* it has shrunk, and the system may not have moved threads yet */
     bool suspect;      /* members waited in the last window */
 } te_team_size;
@@ -52,6 +52,7 @@ int32_t te_team_room(int32_t n_threads, int32_t n_cpus, double n_busy);
 typedef struct te_team_asks {
     bool (*times)(te_thread_times *out);               /* te_os_thread_times */
     bool (*others)(int32_t *n_cpus, int64_t *busy_ns); /* te_os_others */
+    int64_t (*now_ns)(void);                           /* te_os_now_ns */
 } te_team_asks;
 extern te_team_asks te_team_system;
 
