@@ -26,7 +26,8 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 file(GLOB cuda_sources CONFIGURE_DEPENDS vendor/cuda/*.cu native/device/cuda/*.cu)
 # What it shares with the engine is compiled in again: the two libraries see nothing of each other.
 add_library(powerinfer_cuda SHARED ${cuda_sources} vendor/core/te_status.c vendor/core/te_types.c vendor/core/te_layout.c
-    vendor/core/te_os_linux.c vendor/core/te_os_limits.c vendor/core/te_os_machine.c vendor/core/te_pool.c native/device/space.c)
+    vendor/core/te_os_linux.c vendor/core/te_os_limits.c vendor/core/te_os_machine.c vendor/core/te_pool.c vendor/core/te_team_size.c
+    native/device/space.c)
 set(cuda_exports "${PROJECT_BINARY_DIR}/exports_cuda.map")
 file(CONFIGURE OUTPUT "${cuda_exports}" CONTENT "{ global: te_cuda_table; pi_device_cuda; local: *; };\n" @ONLY)
 target_include_directories(powerinfer_cuda PRIVATE vendor)

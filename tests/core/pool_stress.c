@@ -18,6 +18,7 @@
 
 #include "core/te_os.h"
 #include "core/te_pool.h"
+#include "core/te_team_size.h"
 #include "../stress.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -76,11 +77,12 @@ static void run_exchange(te_pool *pool, exchange *e) {
 
 /* ---- work queues ---- */
 
-#define MAX_PARTS 12
+#define ASKED_PARTS 12
+#define MAX_PARTS   (3 * ASKED_PARTS) /* a team that other programs made smaller cuts chains into more */
 
 /* Plain values, so that a thread sanitizer sees a part that begins before the one before it in its chain is complete. */
 typedef struct dealing {
-    int32_t n_chains, n_parts;
+    int32_t n_chains, n_parts;               /* at least so many */
     int32_t done[2][MAX_MEMBERS][MAX_PARTS]; /* by an unordered deal, by an ordered one */
     int64_t sum[MAX_MEMBERS];                /* of a chain, in the order of its parts */
     int32_t n_by[MAX_MEMBERS];               /* parts that a member did */
@@ -94,6 +96,7 @@ static void dealing_task(void *ctx, te_team *team) {
     if (team->ith == g->late) sleep_us(500);
     te_work_begin(team, &d, g->n_parts, false);
     CHECK(d.n_chains == g->n_chains, "%d chains for %d threads", d.n_chains, g->n_chains);
+    CHECK(d.n_parts >= g->n_parts && d.n_parts <= MAX_PARTS, "%d parts instead of %d", d.n_parts, g->n_parts);
     while (te_work_next(team, &d)) {
         g->done[0][d.chain][d.part]++;
         g->n_by[team->ith]++;
@@ -102,7 +105,7 @@ static void dealing_task(void *ctx, te_team *team) {
     /* No barrier: those who are first begin the next deal while others still work on this one. */
     te_work_begin(team, &d, g->n_parts, true);
     while (te_work_next(team, &d)) {
-        for (int32_t i = 0; i < g->n_parts; i++)
+        for (int32_t i = 0; i < d.n_parts; i++)
             CHECK((i < d.part) == (g->done[1][d.chain][i] != 0), "part %d of chain %d before or after part %d", d.part,
                   d.chain, i);
         g->done[1][d.chain][d.part]++;
@@ -113,7 +116,7 @@ static void dealing_task(void *ctx, te_team *team) {
     /* Everything is done now, and every member sees it. */
     for (int32_t c = 0; c < g->n_chains; c++) {
         int64_t sum = 0;
-        for (int32_t i = 0; i < g->n_parts; i++) {
+        for (int32_t i = 0; i < d.n_parts; i++) {
             CHECK(g->done[0][c][i] == 1 && g->done[1][c][i] == 1, "part %d of chain %d was done %d and %d times", i, c,
                   g->done[0][c][i], g->done[1][c][i]);
             sum = sum * 3 + i;
@@ -129,7 +132,7 @@ static void stress_deals(int32_t n_runs) {
         uint32_t random = (uint32_t)n;
         for (int32_t run = 0; run < n_runs; run++) {
             random = random * 1664525u + 1013904223u;
-            dealing g = {.n_chains = n, .n_parts = 1 + (int32_t)(random >> 20) % MAX_PARTS, .late = -1, .slow = -1};
+            dealing g = {.n_chains = n, .n_parts = 1 + (int32_t)(random >> 20) % ASKED_PARTS, .late = -1, .slow = -1};
             if ((random >> 8 & 7) == 0) g.late = (int32_t)(random >> 16) % n;
             if ((random >> 11 & 7) == 0) g.slow = (int32_t)(random >> 16) % n;
             te_pool_run(pool, dealing_task, &g);
@@ -185,13 +188,13 @@ static void check_ahead(void) {
 static void check_help(void) {
     te_pool *pool;
     CHECK(te_pool_new(2, &pool) == TE_OK, "%s", te_last_error());
-    int32_t least = MAX_PARTS; /* in one of many tries the member that is here has its CPU all the time */
+    int32_t least = ASKED_PARTS; /* in one of many tries the member that is here has its CPU all the time */
     for (int32_t run = 0; run < 50; run++) {
-        dealing g = {.n_chains = 2, .n_parts = MAX_PARTS, .late = 1, .slow = -1};
+        dealing g = {.n_chains = 2, .n_parts = ASKED_PARTS, .late = 1, .slow = -1};
         te_pool_run(pool, dealing_task, &g);
         if (g.n_by[1] < least) least = g.n_by[1];
     }
-    CHECK(least < MAX_PARTS, "a member that was away did all of its %d parts", least);
+    CHECK(least < ASKED_PARTS, "a member that was away did all of its %d parts", least);
     te_pool_free(pool);
 }
 
@@ -308,17 +311,21 @@ static void check_late_member(void) {
     te_pool_free(pool);
 }
 
-/* What the system would say: whether every member waits for a CPU, and of so many CPUs what share other programs have; of 0
- * CPUs nothing. */
+/* What the system would say: whether every member waits for a CPU or has one half of the time, and of so many CPUs what share
+ * other programs have; of 0 CPUs nothing. */
 static struct {
-    _Atomic bool waits;
+    _Atomic bool waits, half;
     int32_t n_cpus;
     double share;
 } system_says;
 
-static bool say_delay(int64_t *delay_ns, int64_t *n_dispatched) {
-    *delay_ns = atomic_load(&system_says.waits) ? te_os_now_ns() : 0;
-    *n_dispatched = 0;
+static bool say_times(te_thread_times *out) {
+    static _Thread_local int64_t last_ns, ran_ns;
+    const int64_t now = te_os_now_ns();
+    /* All the time and far more: between two looks a member may have little of it where the machine is busy. */
+    ran_ns += atomic_load(&system_says.half) ? (now - last_ns) / 2 : 1000 * (now - last_ns);
+    last_ns = now;
+    *out = (te_thread_times){.ran_ns = ran_ns, .delay_ns = atomic_load(&system_says.waits) ? now : 0};
     return true;
 }
 static bool say_others(int32_t *n_cpus, int64_t *busy_ns) {
@@ -346,11 +353,21 @@ static int32_t run_until(te_pool *pool, int32_t lo, int32_t hi) {
     return nth;
 }
 
+/* RUNS runs have n members. */
+static void check_stays(te_pool *pool, int32_t n, const char *where) {
+    enum { RUNS = 300 };
+    int32_t nth;
+    for (int run = 0; run < RUNS; run++) {
+        te_pool_run(pool, spin_task, &nth);
+        CHECK(nth == n, "%d members instead of %d %s", nth, n, where);
+    }
+}
+
 /* A team whose members wait for CPUs becomes smaller. It follows what others leave, or tries where that is not known. */
 static void check_room(void) {
-    enum { MEMBERS = 6, FEWEST = 2, RUNS = 300 };
-    const te_pool_asks before = te_pool_system;
-    te_pool_system = (te_pool_asks){say_delay, say_others};
+    enum { MEMBERS = 6, FEWEST = 2 };
+    const te_team_asks before = te_team_system;
+    te_team_system = (te_team_asks){say_times, say_others, te_os_now_ns};
     for (int known = 0; known < 2; known++) {
         te_pool *pool;
         CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
@@ -360,10 +377,8 @@ static void check_room(void) {
         int32_t nth = run_until(pool, FEWEST, FEWEST);
         CHECK(nth == FEWEST, "a team that waits for CPUs has %d members", nth);
         atomic_store(&system_says.waits, false);
-        for (int run = 0; known && run < RUNS; run++) {
-            te_pool_run(pool, spin_task, &nth);
-            CHECK(nth == FEWEST, "%d members where others have all CPUs", nth);
-        }
+        if (known) check_stays(pool, FEWEST, "where others have all CPUs");
+        atomic_store(&system_says.half, true);
         for (int32_t n = known ? 4 : 0; n > 2; n--) { /* of 12 CPUs they leave 4, then 3 */
             system_says.share = 1 - n / 12.0;
             nth = run_until(pool, n, n);
@@ -372,9 +387,57 @@ static void check_room(void) {
         system_says.share = 0;
         nth = run_until(pool, MEMBERS, MEMBERS);
         CHECK(nth == MEMBERS, "known %d: %d members where nobody waits", known, nth);
+        atomic_store(&system_says.half, false);
         te_pool_free(pool);
     }
-    te_pool_system = before;
+    te_team_system = before;
+}
+
+/* A smaller team cuts chains so that all of its members have as much to do. */
+static void cut_task(void *ctx, te_team *team) {
+    enum { ITEMS = 1000 };
+    static _Atomic int32_t done[ITEMS];
+    const int32_t n_parts = *(const int32_t *)ctx;
+    for (int ordered = 0; ordered < 2; ordered++) {
+        te_work d;
+        te_work_begin(team, &d, 1, ordered);
+        CHECK(d.n_parts == n_parts, "%d members: %d parts", team->nth, d.n_parts);
+        while (te_work_next(team, &d)) {
+            int64_t lo, hi;
+            te_work_share(&d, ITEMS, 1, &lo, &hi);
+            for (; lo < hi; lo++) atomic_fetch_add(&done[lo], 1);
+        }
+        te_barrier(team);
+        for (int32_t i = 0; team->ith == 0 && i < ITEMS; i++)
+            CHECK(atomic_exchange(&done[i], 0) == 1, "item %d was not done once", i);
+        te_barrier(team);
+    }
+}
+
+/* Members that wait for late ones sleep instead of waiting for CPUs, so a whole team asks, too, what others leave. */
+static void check_room_of_whole_team(void) {
+    enum { MEMBERS = 6, LEFT = 4 };
+    const te_team_asks before = te_team_system;
+    te_team_system = (te_team_asks){say_times, say_others, te_os_now_ns};
+    te_pool *pool;
+    CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
+    system_says.n_cpus = 2 * MEMBERS;
+    system_says.share = 1 - LEFT / 12.0;
+    te_pool_run(pool, cut_task, &(int32_t){1});
+    check_stays(pool, MEMBERS, "that have all the CPUs they need");
+    atomic_store(&system_says.half, true);
+    int32_t nth = run_until(pool, LEFT, LEFT);
+    CHECK(nth == LEFT, "%d members that miss CPUs where others leave %d", nth, LEFT);
+    te_pool_run(pool, cut_task, &(int32_t){2}); /* six chains of two parts are three for each of four */
+    system_says.share = 0;
+    nth = run_until(pool, MEMBERS, MEMBERS);
+    CHECK(nth == MEMBERS, "%d members where others have nothing", nth);
+    check_stays(pool, MEMBERS, "that miss CPUs which others do not have");
+    system_says.n_cpus = 0;
+    check_stays(pool, MEMBERS, "that miss CPUs where the system does not say who has them");
+    atomic_store(&system_says.half, false);
+    te_pool_free(pool);
+    te_team_system = before;
 }
 
 /* A forked child has none of the pool's threads; using and freeing the pool there must work all the same. */
@@ -444,6 +507,7 @@ int main(int argc, char **argv) {
     check_fork();
     check_late_member();
     check_room();
+    check_room_of_whole_team();
     check_idle();
     return 0;
 }

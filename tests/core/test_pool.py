@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,48 @@ def test_smt_siblings_count_once(tmp_path: Path) -> None:
 )
 def test_a_team_has_room_beside_others(n_threads: int, n_cpus: int, n_busy: float, room: int) -> None:
     _, lib = capi.load()
-    assert lib.te_pool_room(n_threads, n_cpus, n_busy) == room
+    assert lib.te_team_room(n_threads, n_cpus, n_busy) == room
+
+
+def test_a_team_asks_only_where_it_misses_cpus_and_grows_by_two_answers() -> None:
+    ffi, lib = capi.load()
+    now_ns, had_ns, asked = 10**9, 0, 0
+
+    @ffi.callback("int64_t(void)")
+    def clock() -> int:
+        return now_ns
+
+    @ffi.callback("bool(int32_t *, int64_t *)")
+    def others(n_cpus: Any, busy_ns: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        n_cpus[0], busy_ns[0] = 12, had_ns
+        return True
+
+    size, window, looked = ffi.new("te_team_size *"), ffi.new("te_window *"), ffi.new("bool *")
+    lib.te_team_size_begin(size, 12)
+    window.n_live, window.run_ns = 12, lib.TE_WINDOW_NS
+
+    def members(busy: float, missing: float) -> int:
+        """After 0.25 s in which others had `busy` CPUs and members missed `missing`."""
+        nonlocal now_ns, had_ns
+        now_ns += 250_000_000
+        had_ns += int(busy * 250_000_000)
+        window.idle_ns = int(missing * 250_000_000)
+        window.n_live = lib.te_team_size_next(size, window, looked)
+        return int(window.n_live)
+
+    before = lib.te_team_system.others, lib.te_team_system.now_ns
+    lib.te_team_system.others, lib.te_team_system.now_ns = others, clock
+    try:
+        assert [members(2, 0) for _ in range(3)] == [12] * 3
+        assert asked == 0
+        assert [members(2, 2) for _ in range(3)] == [12, 10, 10]  # between two answers lies what others had
+        assert [members(0.8, 0), members(2, 0), members(0.8, 0)] == [10, 10, 10]
+        assert [members(0, 0), members(0, 0)] == [11, 12]
+        assert [members(5, 0) for _ in range(3)] == [12] * 3  # others have them while this team has no work
+    finally:
+        lib.te_team_system.others, lib.te_team_system.now_ns = before
 
 
 STAT = """\

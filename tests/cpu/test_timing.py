@@ -60,6 +60,7 @@ class Work:
     def run(self, team: Team, *, missing: bool) -> bytes:
         y, y_t = self.start.copy(), self.start.copy()
         out = np.zeros((2, self.n_tok, N_FF), dtype=np.float32)
+        hidden = np.zeros((self.n_tok, N_FF), dtype=np.float32)
         products = ffi.new("te_linear[2]")
         for i in range(2):
             products[i].w, products[i].y, products[i].ldy = self.mats[i][0], fp(out[i]), N_FF
@@ -67,17 +68,22 @@ class Work:
         f.gate, f.up, f.down, f.act = self.mats[0][0], self.mats[1][0], self.mats[2][0], RELU
         io = ffi.new("te_ffn_io *")
         io.x, io.ldx, io.n_tok, io.y, io.ldy = fp(self.x), COLS, self.n_tok, fp(y), COLS
+        open_only = ffi.new("te_ffn *", f[0])
+        open_only.down = ffi.new("te_mat *")[0]
+        to_hidden = ffi.new("te_ffn_io *", io[0])
+        to_hidden.y, to_hidden.hidden, to_hidden.ld_hidden = ffi.NULL, fp(hidden), N_FF
         listed = cpu.row_list(self.rows, 0, len(self.rows))
 
         def body(t: Any, ws: Any) -> None:
             lib.te_op_linear(t, ws, products, 2, fp(self.x), COLS, self.n_tok)
             lib.te_op_ffn(t, ws, f, listed[0], True, io, ffi.NULL)
+            lib.te_op_ffn(t, ws, open_only, listed[0], True, to_hidden, ffi.NULL)
             lib.te_op_linear_t(
                 t, ws, self.mats[2], fp(self.h), N_FF, self.n_tok, ffi.NULL, fp(y_t), COLS, True, False
             )
 
         (team.run_without_last if missing else team.run)(body)
-        return y.tobytes() + y_t.tobytes() + out.tobytes()
+        return y.tobytes() + y_t.tobytes() + out.tobytes() + hidden.tobytes()
 
     def close(self) -> None:
         for m in self.memory:

@@ -51,9 +51,13 @@ typedef struct te_thread {
 te_status te_os_thread_start(te_thread *t, void (*run)(void *), void *arg, const char *name);
 void te_os_thread_join(te_thread *t);
 
-/* How long in all the calling thread was ready to run while others had the CPU, and how often it was given one. False if
- * the system does not say. Costs some microseconds. */
-bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched);
+/* Of the calling thread, in all. */
+typedef struct te_thread_times {
+    int64_t ran_ns;       /* known to some milliseconds */
+    int64_t delay_ns;     /* it was ready to run while others had the CPU */
+    int64_t n_dispatched; /* how often it was given one */
+} te_thread_times;
+bool te_os_thread_times(te_thread_times *out); /* false if the system does not say; costs some microseconds */
 
 /* How many CPUs this process may use, and how long in all, since the machine began, other programs had them; those that
  * give way (nice) are left out. False if the system does not say. In steps of 10 ms a CPU; costs some microseconds a CPU of the

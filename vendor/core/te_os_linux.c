@@ -225,7 +225,7 @@ te_status te_os_thread_start(te_thread *t, void (*run)(void *), void *arg, const
 
 void te_os_thread_join(te_thread *t) { pthread_join((pthread_t)t->handle, NULL); }
 
-bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched) {
+bool te_os_thread_times(te_thread_times *out) {
     char text[96]; /* "RAN_NS DELAY_NS DISPATCHED" */
     const int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -233,7 +233,9 @@ bool te_os_thread_delay(int64_t *delay_ns, int64_t *n_dispatched) {
     close(fd);
     if (n <= 0) return false;
     text[n] = '\0';
-    return sscanf(text, "%*d %" SCNd64 " %" SCNd64, delay_ns, n_dispatched) == 2;
+    /* A kernel that does not count says 0. */
+    return sscanf(text, "%" SCNd64 " %" SCNd64 " %" SCNd64, &out->ran_ns, &out->delay_ns, &out->n_dispatched) == 3 &&
+           out->n_dispatched > 0;
 }
 
 bool te_os_others(int32_t *n_cpus, int64_t *busy_ns) {

@@ -14,12 +14,8 @@
  * between queues: a word with an older number is a chain that nobody has begun, one with a newer number belongs to one
  * that others could begin only because this one has no part left.
  *
- * The size of the team: the system gives a thread that shares its CPU with another program turns of milliseconds, and all
- * members wait for it at the next barrier. So members read from time to time how long they were ready to run and did
- * not; if that is much, runs go on with fewer members, which the system can then place on CPUs of their own. The others
- * are parked, asleep on a word of their own. They come back when other programs leave room for them, as far as the system
- * says how much of the CPUs those have; where that was wrong, or is not known, members are tried again later, the later the
- * more often that failed.
+ * The size of the team: beside other programs runs may have fewer members (te_team_size.c). Members read from time to time
+ * how the system treated them. Those that are too many are parked, asleep on a word of their own.
  */
 #include "te_pool.h"
 
@@ -27,6 +23,7 @@
 #include <stdbool.h>
 
 #include "te_os.h"
+#include "te_team_size.h"
 
 /* Words that different members write lie this far apart: two lines, since x86 prefetches lines in pairs. */
 #define APART 128
@@ -40,15 +37,8 @@
 
 #define N_COUNTERS 5
 
-/* The delays of members are looked at once in so much time of runs. */
-#define WINDOW_NS 20000000
 /* A wake-up of an idle CPU is a delay, too, of some tens of microseconds; nobody else had the CPU then. */
 #define WAKE_UP_NS 50000
-/* How long a member that was too many is parked at first, and at most. */
-#define PARK_NS     50000000
-#define PARK_MAX_NS 2000000000
-/* What other programs have is known well enough over so long a time: the system counts in steps of 10 ms a CPU. */
-#define ASK_NS 200000000
 /* A thread that wakes up is put on an idle CPU if there is one; the system is slower to move one that never sleeps. */
 #define NAP_NS 100000
 
@@ -77,9 +67,10 @@ typedef struct te_member {
     uint32_t generation; /* of the last run it knows of */
     te_thread thread;
     _Atomic bool parked; /* set by the member, reset by the caller */
-    bool has_delay;      /* delay_ns and n_dispatched are of this thread, not of an earlier caller's */
-    int64_t delay_ns, n_dispatched;
-    int64_t waited_ns; /* in the last window, wake-ups left out */
+    bool has_times;      /* times are of this thread, not of an earlier caller's */
+    te_thread_times times;
+    int64_t waited_ns, ran_ns; /* in the last window; wake-ups are no waits; ran_ns < 0: not known */
+    int64_t idle_ns;           /* in runs since te_team_size_next looked for room */
     te_chain chain;
 } te_member;
 
@@ -88,8 +79,7 @@ struct te_pool {
     te_task *task;
     void *ctx;
     _Atomic bool stop;
-    bool measure;   /* members shall say how long they waited for a CPU */
-    int64_t nap_ns; /* members that waited for so long shall let themselves be moved; 0: none */
+    bool measure; /* members shall say how the system treated them */
     uint32_t n_queues;
     int32_t n_threads;
     int32_t n_logical;
@@ -99,14 +89,7 @@ struct te_pool {
     const void *caller; /* whose delays members[0] has */
     int64_t run_ns;     /* of this window */
     int64_t last_ns;    /* of the last run */
-    int64_t grow_ns;    /* when the team may grow again */
-    int64_t asked_ns;   /* when the system said what other programs have; 0: it did not */
-    int64_t others_ns;  /* what they had then */
-    int64_t park_ns;
-    bool on_trial;  /* the team has grown, and no window has passed since */
-    bool settling;  /* it has shrunk, and the system may not have moved threads yet */
-    bool suspect;   /* members waited in the last window */
-    int32_t n_grow; /* by how many members it grows next */
+    te_team_size size;  /* members read nap_ns */
     char pad[APART];
     _Atomic int32_t n_live; /* members of the runs now */
     te_word generation;
@@ -121,8 +104,6 @@ struct te_pool {
  * of, once it forked. */
 static _Atomic int32_t n_running;
 static _Atomic int64_t n_running_process;
-
-te_pool_asks te_pool_system = {te_os_thread_delay, te_os_others};
 
 /* The futex calls take the word as the plain integer that it is in memory. */
 _Static_assert(sizeof(_Atomic uint32_t) == sizeof(uint32_t), "an atomic word is its value");
@@ -237,8 +218,24 @@ static taken take(te_work *d, te_member *members, int32_t chain) {
     }
 }
 
+/* Members of a team that is not whole do the parts of all chains in turns, of which the last one is full only if n_parts fits:
+ * four parts of 12 chains take 11 members five turns, where 4.4 would do. So up to three times as many are tried. */
+static int32_t fitting_parts(int32_t n_chains, int32_t nth, int32_t n_parts) {
+    int32_t best = n_parts;
+    int64_t best_turns = ((int64_t)n_chains * n_parts + nth - 1) / nth;
+    for (int32_t n = n_parts + 1; n <= 3 * n_parts; n++) {
+        if (best_turns * nth * 32 <= (int64_t)n_chains * best * 33) break; /* 3 % at most are for nothing */
+        const int64_t turns = ((int64_t)n_chains * n + nth - 1) / nth;
+        if (turns * best >= best_turns * n) continue;
+        best = n;
+        best_turns = turns;
+    }
+    return best;
+}
+
 void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered) {
-    *d = (te_work){-1, 0, team->pool->n_threads, n_parts, ++team->n_queues, ordered};
+    const int32_t n_chains = team->pool->n_threads;
+    *d = (te_work){-1, 0, n_chains, fitting_parts(n_chains, team->nth, n_parts), ++team->n_queues, ordered};
 }
 
 /* Of the chains of all, first its own, but those of members that are not here must not fall behind. */
@@ -278,15 +275,15 @@ bool te_work_next(te_team *team, te_work *d) {
 
 /* ---- members ---- */
 
-/* How long this thread waited for a CPU since it was asked last; 0 the first time. */
+/* How the system treated this thread since it was asked last; the first time that is not known. */
 static void measure(te_member *m) {
-    int64_t delay_ns = 0, n = 0;
-    const bool has_delay = te_pool_system.delay(&delay_ns, &n);
-    const int64_t waited = delay_ns - m->delay_ns - (n - m->n_dispatched) * WAKE_UP_NS;
-    m->waited_ns = has_delay && m->has_delay && waited > 0 ? waited : 0;
-    m->has_delay = has_delay;
-    m->delay_ns = delay_ns;
-    m->n_dispatched = n;
+    te_thread_times now = {0};
+    const bool has_times = te_team_system.times(&now), known = has_times && m->has_times;
+    const int64_t waited = now.delay_ns - m->times.delay_ns - (now.n_dispatched - m->times.n_dispatched) * WAKE_UP_NS;
+    m->waited_ns = known && waited > 0 ? waited : 0;
+    m->ran_ns = known ? now.ran_ns - m->times.ran_ns : -1;
+    m->has_times = has_times;
+    m->times = now;
 }
 
 static void nap(int64_t ns) {
@@ -301,7 +298,7 @@ static void take_part(te_pool *p, int32_t ith) {
                     .nth = atomic_load_explicit(&p->n_live, memory_order_relaxed),
                     .sense = atomic_load_explicit(&p->phase.value, memory_order_relaxed),
                     .n_queues = p->n_queues};
-    if (p->nap_ns > 0 && p->members[ith].waited_ns >= p->nap_ns) nap(NAP_NS);
+    if (p->size.nap_ns > 0 && p->members[ith].waited_ns >= p->size.nap_ns) nap(NAP_NS);
     p->task(p->ctx, &team);
     if (p->measure) measure(&p->members[ith]);
     te_barrier(&team);
@@ -336,6 +333,7 @@ static int32_t start_members(te_pool *p, int32_t first, te_status *status) {
         m->pool = p;
         m->ith = i;
         m->generation = generation;
+        m->has_times = false;
         atomic_store_explicit(&m->parked, false, memory_order_relaxed);
         *status = te_os_thread_start(&m->thread, member_main, m, "te-pool");
         if (*status != TE_OK) return i;
@@ -364,7 +362,7 @@ te_status te_pool_new(int32_t n_threads, te_pool **out) {
         return te_fail(TE_MEMORY, "no memory for a pool of %d threads", (int)n_threads);
     }
     p->n_threads = n_threads;
-    p->park_ns = PARK_NS;
+    te_team_size_begin(&p->size, n_threads);
     atomic_store_explicit(&p->n_live, n_threads, memory_order_relaxed);
     p->n_logical = te_os_n_logical();
     p->process_id = te_os_process_id();
@@ -398,6 +396,7 @@ static void restart_in_child(te_pool *p) {
     if (atomic_exchange(&n_running_process, p->process_id) != p->process_id) atomic_store(&n_running, 0);
     atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
     atomic_store_explicit(&p->n_live, p->n_threads, memory_order_relaxed);
+    te_team_size_begin(&p->size, p->n_threads);
     for (int32_t i = 0; i < p->n_threads; i++)
         atomic_store_explicit(&p->members[i].chain.state, (uint64_t)p->n_queues << 32, memory_order_relaxed);
     atomic_store_explicit(&p->park.sleepers, 0, memory_order_relaxed);
@@ -412,85 +411,35 @@ static void restart_in_child(te_pool *p) {
     }
 }
 
-static int32_t fewest(int32_t n_threads) { return (n_threads + 3) / 4; }
-
-int32_t te_pool_room(int32_t n_threads, int32_t n_cpus, double n_busy) {
-    const double n = n_cpus - n_busy + 0.3; /* what others have is known to some tenths of a CPU */
-    return n >= n_threads ? n_threads : n > fewest(n_threads) ? (int32_t)n : fewest(n_threads);
-}
-
-/* For how many members other programs left room since this was asked last; 0: not known. */
-static int32_t ask_room(te_pool *p) {
-    int32_t n_cpus;
-    int64_t others_ns;
-    const int64_t before_ns = p->asked_ns;
-    p->asked_ns = 0;
-    if (!te_pool_system.others(&n_cpus, &others_ns)) return 0;
-    p->asked_ns = te_os_now_ns();
-    const double n_busy = (double)(others_ns - p->others_ns) / (double)(p->asked_ns - before_ns);
-    p->others_ns = others_ns;
-    return before_ns == 0 ? 0 : te_pool_room(p->n_threads, n_cpus, n_busy);
-}
-
-/* Runs go on with n of n_live members, for a while. */
-static void shrink(te_pool *p, int32_t n_live, int32_t n) {
-    p->park_ns = !p->on_trial ? PARK_NS : p->park_ns < PARK_MAX_NS / 2 ? 2 * p->park_ns : PARK_MAX_NS;
-    (void)ask_room(p); /* what others have beside the smaller team counts */
-    /* A trial costs a window or two, and a window of long runs is long. */
-    const int64_t park_ns = p->park_ns * (1 + p->run_ns / WINDOW_NS);
-    p->grow_ns = te_os_now_ns() + (p->asked_ns != 0 && park_ns < ASK_NS ? ASK_NS : park_ns);
-    p->n_grow = 1;
-    p->on_trial = false;
-    p->settling = true;
-    p->nap_ns = p->run_ns / 8;
-    if (n < fewest(p->n_threads)) n = fewest(p->n_threads);
-    if (n < n_live) atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
-}
-
-/* To as many as n_most members, if those are parked; returns whether any came. */
-static bool grow(te_pool *p, int32_t n_live, int32_t n_most) {
+/* To n members, or as many as are parked. */
+static void grow(te_pool *p, int32_t n_live, int32_t n) {
     const uint32_t generation = atomic_load_explicit(&p->generation.value, memory_order_relaxed);
-    int32_t n = n_live;
-    while (n < n_most && atomic_load_explicit(&p->members[n].parked, memory_order_acquire))
-        p->members[n++].generation = generation;
-    if (n == n_live) return false;
-    atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
-    for (int32_t i = n_live; i < n; i++) atomic_store_explicit(&p->members[i].parked, false, memory_order_release);
+    int32_t i = n_live;
+    while (i < n && atomic_load_explicit(&p->members[i].parked, memory_order_acquire))
+        p->members[i++].generation = generation;
+    if (i == n_live) return;
+    atomic_store_explicit(&p->n_live, i, memory_order_relaxed);
+    while (i > n_live) atomic_store_explicit(&p->members[--i].parked, false, memory_order_release);
     word_step(&p->park);
-    return true;
-}
-
-/* A team that is not whole, from time to time: to as many as others leave room for, or on trial. */
-static void fit_room(te_pool *p, int32_t n_live) {
-    const int32_t room = ask_room(p), tried = n_live + p->n_grow;
-    if (room != 0 && room < n_live) {
-        shrink(p, n_live, room);
-        return;
-    }
-    p->on_trial = grow(p, n_live, room != 0 ? room : tried < p->n_threads ? tried : p->n_threads);
-    if (p->on_trial) p->n_grow *= 2;
-    if (p->asked_ns != 0) p->grow_ns = te_os_now_ns() + ASK_NS;
 }
 
 /* After a window of runs: whether the team is as many as the CPUs that it is given. */
 static void fit_team(te_pool *p) {
     const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
-    int64_t waited_ns = 0;
-    for (int32_t i = 0; i < n_live; i++) waited_ns += p->members[i].waited_ns;
-    /* A member that shares its CPU with one other program waits half of the time. */
-    const int32_t n_over = (int32_t)((waited_ns + p->run_ns * 3 / 4) / p->run_ns);
-    /* What comes once and goes, some work of the system's, costs less than a parked member. */
-    const bool shrinks = n_over > 0 && (p->on_trial || p->suspect);
-    p->suspect = n_over > 0 && !p->settling && !shrinks;
-    p->nap_ns = 0;
-    if (p->settling)
-        p->settling = false;
-    else if (shrinks)
-        shrink(p, n_live, n_live - n_over);
-    else if (n_over == 0) {
-        p->on_trial = false;
-        if (n_live < p->n_threads && te_os_now_ns() >= p->grow_ns) fit_room(p, n_live);
+    te_window w = {.n_live = n_live, .run_ns = p->run_ns};
+    for (int32_t i = 0; i < n_live; i++) {
+        te_member *m = &p->members[i];
+        w.waited_ns += m->waited_ns;
+        if (m->ran_ns >= 0) m->idle_ns += p->run_ns - m->ran_ns;
+        if (m->idle_ns > 0) w.idle_ns += m->idle_ns; /* < 0: it ran between runs, as the caller does */
     }
+    bool looked;
+    const int32_t n = te_team_size_next(&p->size, &w, &looked);
+    for (int32_t i = 0; looked && i < p->n_threads; i++) p->members[i].idle_ns = 0;
+    if (n < n_live)
+        atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
+    else
+        grow(p, n_live, n);
     p->run_ns = 0;
 }
 
@@ -504,9 +453,9 @@ void te_pool_run(te_pool *p, te_task *task, void *ctx) {
     }
     if (p->process_id != te_os_process_id()) restart_in_child(p);
     static _Thread_local char self;
-    if (p->caller != &self) p->members[0].has_delay = false;
+    if (p->caller != &self) p->members[0].has_times = false;
     p->caller = &self;
-    p->measure = p->run_ns + p->last_ns >= WINDOW_NS;
+    p->measure = p->run_ns + p->last_ns >= TE_WINDOW_NS;
     const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
     const int64_t begun = te_os_now_ns();
     atomic_fetch_add_explicit(&n_running, n_live, memory_order_relaxed);

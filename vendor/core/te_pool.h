@@ -54,20 +54,10 @@ void te_pool_free(te_pool *p); /* NULL is allowed; no run may be under way */
 int32_t te_pool_n_threads(const te_pool *p);
 
 /* Runs task on all members and returns when all have returned. One run at a time per pool; the caller sees to that.
- * A team is as fast as its slowest member, so where members had to wait for a CPU that another program used, the next
- * runs have fewer of them, and later more again. Results must therefore not depend on team->nth: outputs that do not
+ * A team is as fast as its slowest member, so where members had to wait for CPUs that other programs used, or missed them,
+ * the next runs have fewer of them, and later more again (te_team_size.h). Results must therefore not depend on team->nth: outputs that do not
  * overlap may be shared out by it, sums are cut by te_pool_n_threads. */
 void te_pool_run(te_pool *p, te_task *task, void *ctx);
-
-/* For how many of n_threads members there is room beside other programs that have n_busy of the n_cpus CPUs; at least a
- * quarter, since a machine that is busy everywhere has room for some all the same. */
-int32_t te_pool_room(int32_t n_threads, int32_t n_cpus, double n_busy);
-/* What the system is asked; tests have answers of their own. */
-typedef struct te_pool_asks {
-    bool (*delay)(int64_t *delay_ns, int64_t *n_dispatched); /* te_os_thread_delay */
-    bool (*others)(int32_t *n_cpus, int64_t *busy_ns);       /* te_os_others */
-} te_pool_asks;
-extern te_pool_asks te_pool_system;
 
 /* What this member is likely to read soon: while it waits for others, at barriers and for parts of a work queue, it fetches
  * that into its cache, in the order in which it was added. Memory has time then. begin: nothing more from now on. That is to be
@@ -114,14 +104,15 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
  *     while (te_work_next(team, &d)) work_on(d.chain, d.part);
  *
  * All members begin the same queues in the same order, and go on until there is no next; no barrier is needed before,
- * and what was done is complete after the next one. */
+ * and what was done is complete after the next one. n_parts of each chain: 1..65535, at least; a team with fewer members
+ * than chains cuts them into more, so that its members end together. No result may depend on where a chain is cut. */
 typedef struct te_work {
     int32_t chain, part; /* what to do */
     int32_t n_chains, n_parts;
     uint32_t number; /* of this queue */
     bool ordered;
 } te_work;
-void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */
+void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered);
 bool te_work_next(te_team *team, te_work *d);
 
 /* The part's share of n items in units of `unit`: a chain is a run of items, its parts follow each other. */

@@ -160,7 +160,7 @@ void te_experts_by_neuron(const te_experts_run *r) {
         int64_t lo, hi, first, last;
         if (d.part == 0) te_sums_begin(r->ws, r->team, d.chain, m->n_tok, down->cols);
         te_share_of(d.chain, n_chains, n_ff, 1, &lo, &hi);
-        te_share_of(d.part, n_parts, m->n_experts, 1, &first, &last);
+        te_share_of(d.part, d.n_parts, m->n_experts, 1, &first, &last);
         for (int64_t i = first; i < last; i++) {
             const te_expert *e = &m->expert[i];
             const te_ahead next = i + 1 < m->n_experts ? te_next_rows(&e[1].gate, (int32_t)lo) : (te_ahead){0};
