@@ -9,20 +9,12 @@ static const group_kernels *kernels_of_groups(int type) {
     return k ? k : groups_k(type);
 }
 
-static int kernel_for(int n_tok) {
-    int i = 0;
-    while (i < GROUP_KERNELS && 8 * group_tiles[i] < n_tok) i++;
-    return i;
-}
-
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
     const group_kernels *k = kernels_of_groups(type);
     const bool has = d->info.major == 9 && k && n_tok > TE_CUDA_MAX_TOK && n_tok <= GROUP_TOK &&
                      d->smem_block >= GROUP_ROOM + 2048 && has_maps();
-    const int tiles = has ? group_tiles[kernel_for(n_tok)] : 0;
-    // One stage of rows and of the tokens' values comes while another is multiplied.
-    return has && group_smem(tiles, k->row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 2, 2) <= GROUP_ROOM ? tiles : 0;
+    return has ? divide_up(n_tok, 8) : 0;
 #else
     (void)d;
     (void)type;
@@ -50,25 +42,28 @@ static int groups_each(const group_args &a, int blocks) { // with at most so man
 
 // A block, or two that split its columns, for each multiprocessor, or as many for each where it cannot have so many groups.
 static group_cut cut_of(const te_cuda *d, const group_args &a, int tiles, int row_bytes) {
-    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS);
+    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS), most_each = group_most(tiles, row_bytes);
     group_cut c = {};
-    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= GROUP_WARPS ? 2 : 1;
+    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= most_each ? 2 : 1;
     int turns = 1;
     auto wanted = [&] { return c.splits == 2 ? pairs : d->info.n_sm * turns; };
-    while (wanted() < a.n_products || groups_each(a, wanted()) > GROUP_WARPS) turns++;
+    while (wanted() < a.n_products || groups_each(a, wanted()) > most_each) turns++;
     c.each = groups_each(a, wanted());
     c.blocks = blocks_of(a, c.each);
     c.across = divide_up(c.each, 4) * 4;
     c.deep = GROUP_WARPS / c.across < GROUP_DEEP ? GROUP_WARPS / c.across : GROUP_DEEP;
-    // As many stages as there are, or find room, and as many for each of `deep`.
+    // As many stages as there are, or find room, and as many for each of `deep`. Of the tokens' values at least so many that
+    // some come while others are multiplied.
+    const int steps = group_steps(tiles), per = steps * c.deep, least = steps == 1 ? 2 * c.deep : 4;
     const int all = divide_up(divide_up(n, c.splits), c.deep) * c.deep, most = GROUP_STAGES / c.deep * c.deep,
-              ahead = GROUP_AHEAD / (c.each * 16 * row_bytes) / c.deep * c.deep;
+              most_x = GROUP_STAGES / per * per, ahead = GROUP_AHEAD / (c.each * 16 * row_bytes) / c.deep * c.deep;
     auto fits = [&] { return group_smem(tiles, row_bytes, c.each, c.across, c.deep, c.slots, c.stages) <= GROUP_ROOM; };
-    c.stages = all < most ? all : most;
-    c.slots = c.stages < ahead ? c.stages : ahead > 2 * c.deep ? ahead : 2 * c.deep;
-    while (c.stages > 2 * c.deep && !fits()) c.stages -= c.deep;
+    c.stages = steps * all < most_x ? steps * all : most_x;
+    c.slots = all < most ? all : most;
+    if (c.slots > ahead) c.slots = ahead > 2 * c.deep ? ahead : 2 * c.deep;
+    while (c.stages > least && !fits()) c.stages -= per;
     while (c.slots > c.deep && !fits()) c.slots -= c.deep;
-    while (c.stages > c.deep && !fits()) c.stages -= c.deep;
+    while (c.stages > per && !fits()) c.stages -= per;
     return c;
 }
 
@@ -85,8 +80,8 @@ te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
 
 te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
-    const int at = kernel_for(op->n_tok);
-    if (op->transposed || at == GROUP_KERNELS || x.tiles != group_tiles[at] || x.ld % 256 || x.matrices != HALF_IN_TURN)
+    if (op->transposed || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > GROUP_TOK || x.tiles != divide_up(op->n_tok, 8) ||
+        x.ld % 256 || x.matrices != HALF_IN_TURN)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
     bool done[TE_MAX_PRODUCTS] = {};
@@ -143,8 +138,8 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
                                     (op->act ? 8 : 16) * c.each, &job.map[j][i]));
             }
         }
-        TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[at], dim3((unsigned)(c.blocks * c.splits)), (unsigned)c.splits,
-                                    32 * c.across * c.deep + 64,
+        TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[x.tiles - 2], dim3((unsigned)(c.blocks * c.splits)),
+                                    (unsigned)c.splits, 32 * c.across * c.deep + 64,
                                     group_smem(x.tiles, k->row_bytes, c.each, c.across, c.deep, c.slots, c.stages),
                                     job));
     }

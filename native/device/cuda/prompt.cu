@@ -54,13 +54,12 @@ void *gemm_room(Cuda *c, te_cuda_gemm *op) {
 
 /* Products of some tokens read weights in their format; of more they are converted first, which takes as long as reading
  * them three times. So up to twice as many, but no more than MOST_IN_TWO, are computed in two parts: returns the size of one,
- * or n_tok. most: tokens that one may have. */
+ * or n_tok. */
 constexpr int32_t MOST_IN_TWO = 192;
-int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok, int32_t most = PI_WIDE) {
+int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok) {
     if (n_tok <= TE_CUDA_WIDE_TOK || n_tok > MOST_IN_TWO || w->type == TE_F16) return n_tok;
-    for (int32_t widest : {(int32_t)PI_WIDE, PI_WIDE / 4 * 3, (int32_t)TE_CUDA_WIDE_TOK}) {
-        if (widest > most || !c->te->half_form(c->d, w->type, widest, w->cols).matrices)
-            continue; /* measured with matrices alone */
+    for (int32_t widest : {(int32_t)PI_WIDE, (int32_t)TE_CUDA_WIDE_TOK}) {
+        if (!c->te->half_form(c->d, w->type, widest, w->cols).matrices) continue; /* measured with matrices alone */
         return n_tok <= widest || n_tok > 2 * widest ? n_tok : ((n_tok + 1) / 2 + 7) / 8 * 8;
     }
     return n_tok;
@@ -73,11 +72,9 @@ int32_t part_of(Cuda *c, const te_linear_args *a) {
 int32_t part_of(Cuda *c, const te_ffn_args *a) {
     const bool plain = !a->staged && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
                        !a->up_adapter.a.w && !a->down_adapter.a.w;
-    /* Products by neuron take fewer tokens (wide_neurons.cu). */
-    const int32_t most = a->down.w ? (int32_t)TE_CUDA_WIDE_TOK : (int32_t)PI_WIDE;
     for (const te_mat *w : {&a->gate, &a->up, &a->down, &a->down_out})
-        if (w->w && (!plain || part_of(c, w, a->n_tok, most) == a->n_tok)) return a->n_tok;
-    return part_of(c, &a->up, a->n_tok, most);
+        if (w->w && (!plain || part_of(c, w, a->n_tok) == a->n_tok)) return a->n_tok;
+    return part_of(c, &a->up, a->n_tok);
 }
 
 size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n + 3) / 4 * 4); }
