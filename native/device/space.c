@@ -13,7 +13,8 @@ bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATC
 bool pi_space_rows_alone(int32_t type) { return type != TE_Q4_0; }
 
 bool pi_space_wide(int32_t type) {
-    return type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_K || type == TE_Q5_K || type == TE_Q6_K;
+    return type == TE_F16 || type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_K || type == TE_Q5_K ||
+           type == TE_Q6_K;
 }
 
 int32_t pi_space_heads(int32_t type) { return type == TE_F32 || type == TE_BF16 ? type : TE_F16; }

@@ -44,7 +44,7 @@ _LEAST = 1e-6  # seconds: clocks may stand still meanwhile
 _TILE = 8  # a part beside others is of whole tiles of tokens,
 _TILED = 128  # up to so many
 _FEW = (16, 32)  # sizes that are tried below the largest that is one program with others' tokens
-_HALF = 64  # tokens of a program that takes less than one of the most
+_PARTS = (64, 128)  # tokens of programs that take less than one of the most
 
 
 @dataclass
@@ -272,8 +272,9 @@ class Pace:
 
     def _sizes(self, n_generating: int) -> list[int]:
         """From the smallest on."""
-        half, most = ((n - n_generating) // _TILE * _TILE for n in (min(self.n_mixed, _HALF), self.n_mixed))
-        own = {size for size in (half, most) if size >= _FEW[0]}
+        largest = [min(self.n_mixed, n) for n in (*_PARTS, self.n_mixed)]
+        own = {(n - n_generating) // _TILE * _TILE for n in largest}
+        most, own = max(own), {size for size in own if size >= _FEW[0]}
         few = {size for size in _FEW if size <= max(most, _FEW[0])}
         return sorted(own | few | {size for size in SIZES if size >= max(2 * most, _FEW[0])})
 

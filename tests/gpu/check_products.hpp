@@ -295,11 +295,12 @@ static void check_gemm_of_few(int type) {
         check_activated(type, type, TE_SILU, 5632, 1024, 49, 1);
     }
     // More tokens than other kernels take.
-    for (int n_tok : {65, 80, 81, 96, 97, 128}) {
+    for (int n_tok : {65, 80, 81, 96, 97, 128, 129, 144, 145, 161, 192}) {
         if (!is_by_groups(type, n_tok)) continue;
         check_gemm_case({type, 1000, cols, n_tok, false, true, true, false, false, false, true});
         check_gemm_case({type, 6000, 1024, n_tok, false, false, false, true, false, false, true});
         check_gemm_case({type, 13000, 1024, n_tok, false, true, false, false, false, false, true});
+        check_gemm_case({type, 4096, 1024, n_tok, false, false, false, true, false, false, true});
         check_gemm_case({type, 40, 14336, n_tok, false, true, false, false, false, false, true});
         check_activated(type, type, TE_SILU, 5632, 1024, n_tok, 1);
         check_activated(type, type, TE_RELU, 300, cols, n_tok, 1e6);

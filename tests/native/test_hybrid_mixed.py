@@ -32,7 +32,7 @@ def opened(
 ) -> Session:
     """With a share of what a device could hold on one."""
     overhead = 0 if device == "host" else 1 << 30
-    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * n_seq, "n_seq": n_seq, "n_batch": max(n_seq, 128)}
+    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * n_seq, "n_seq": n_seq, "n_batch": max(n_seq, 256)}
     asked = Settings(**sizes, sparsity=sparsity, overhead_bytes=overhead, group=1)
     whole = make_plan(model, vram_budget=2, settings=asked, rates=HOST_RATES)
     n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
@@ -91,6 +91,7 @@ LONG: list[tuple[dict[int, int], list[int], int]] = [
     ({10: 100}, [10], 9),
     ({10: 53, 11: 5, 12: 3}, [11, 12], 9),
     (dict.fromkeys(range(10, 20), 5), list(range(10, 20)), 10),
+    ({10: 100, 11: 53, 12: 20}, [11], 9),
 ]
 
 
@@ -118,16 +119,16 @@ def test_more_than_64_as_apart(
 ) -> None:
     """One program where products of so many tokens are faster together."""
     with Model(write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", kind)) as model, opened(model) as s:
-        assert s.info.n_mixed == (128 if kind == Kind.Q4_0 else 64)
+        assert s.info.n_mixed == (64 if kind == Kind.F32 else 256)
         got, want, n = both_ways(s, prompts, ends, n_next)
         assert beyond_rounding(want, got, model.info.n_layer, int8=kind == Kind.Q4_0) < 1
-        n_front = sum(prompts.values()) if kind == Kind.Q4_0 else 0
+        n_front = 0 if kind == Kind.F32 else sum(prompts.values())
         assert n == n_front + len(ends) + n_next
 
 
-@pytest.mark.parametrize(("n_seq", "n_last"), [(128, 128), (129, 57), (270, 86)])
+@pytest.mark.parametrize(("n_seq", "n_last"), [(256, 256), (257, 121), (520, 168)])
 def test_more_sequences_than_a_program_takes(n_seq: int, n_last: int, tmp_path: Path) -> None:
-    """Next tokens of more than 128 sequences are several programs of about as many."""
+    """Next tokens of more than 256 sequences are several programs of about as many."""
     rng = np.random.default_rng(3)
     history, nexts = [tokens(rng, 2 + q % 5) for q in range(n_seq)], tokens(rng, n_seq)
     file = write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", Kind.Q4_0)
@@ -209,4 +210,4 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
         for mask_prompts in (False, True):
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
-                assert s.info.n_mixed == (64 if mask_prompts else 0)
+                assert s.info.n_mixed == (256 if mask_prompts else 0)

@@ -1,6 +1,7 @@
-// wide_groups.cu - products of 9 to 128 tokens on Hopper: which there are, and how rows and columns are shared out.
+// wide_groups.cu - products of 9 to 192 tokens on Hopper: which there are, and how rows and columns are shared out.
 #include "prefill.cuh"
 #include "wide_groups.cuh"
+#include "wide_many.cuh"
 
 namespace te {
 
@@ -15,14 +16,28 @@ static int kernel_for(int n_tok) {
     return i;
 }
 
+// The same of more tokens.
+static const many_kernels *many_kernels_of(int type) {
+    for (auto *group : {many_float, many_32, many_k})
+        if (const many_kernels *k = group(type)) return k;
+    return nullptr;
+}
+static int many_kernel_for(int n_tok) {
+    int i = 0;
+    while (i < MANY_KERNELS && 8 * many_tiles[i] < n_tok) i++;
+    return i;
+}
+
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
     const group_kernels *k = kernels_of_groups(type);
-    const bool has = d->info.major == 9 && k && n_tok > TE_CUDA_MAX_TOK && n_tok <= GROUP_TOK &&
-                     d->smem_block >= GROUP_ROOM + 2048 && has_maps();
-    const int tiles = has ? group_tiles[kernel_for(n_tok)] : 0;
+    if (d->info.major != 9 || n_tok <= TE_CUDA_MAX_TOK || n_tok > MANY_TOK || d->smem_block < GROUP_ROOM + 2048 ||
+        !has_maps())
+        return 0;
+    const int tiles = k && n_tok <= GROUP_TOK ? group_tiles[kernel_for(n_tok)] : 0;
     // One stage of rows and of the tokens' values comes while another is multiplied.
-    return has && group_smem(tiles, k->row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 2, 2) <= GROUP_ROOM ? tiles : 0;
+    if (tiles && group_smem(tiles, k->row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 2, 2) <= GROUP_ROOM) return tiles;
+    return (k || n_tok > GROUP_TOK) && many_kernels_of(type) ? many_tiles[many_kernel_for(n_tok)] : 0;
 #else
     (void)d;
     (void)type;
@@ -32,7 +47,7 @@ int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 }
 
 struct group_cut {
-    int each, blocks, across, deep, splits, slots, stages;
+    int each, blocks, across, deep, splits, shares, slots, stages;
 };
 
 // Blocks of so many groups; each has rows of one product.
@@ -72,6 +87,27 @@ static group_cut cut_of(const te_cuda *d, const group_args &a, int tiles, int ro
     return c;
 }
 
+// The same of more tokens: a block has all columns and shares the tokens' values with another one, or two split the columns of
+// rows that both have.
+static group_cut many_cut_of(const te_cuda *d, const group_args &a, int tiles, int row_bytes) {
+    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS), most_each = many_most(tiles, row_bytes);
+    group_cut c = {};
+    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= most_each ? 2 : 1;
+    int turns = 1;
+    auto wanted = [&] { return c.splits == 2 ? pairs : pairs * 2 * turns; };
+    while (wanted() < a.n_products || groups_each(a, wanted()) > most_each) turns++;
+    c.each = groups_each(a, wanted());
+    c.blocks = blocks_of(a, c.each);
+    c.shares = c.splits == 1 && c.blocks > 1 ? 2 : 1;
+    c.blocks = divide_up(c.blocks, c.shares) * c.shares;
+    c.across = divide_up(c.each, 4) * 4;
+    c.deep = many_deep(c.each);
+    const many_ring ring = many_ring_of(tiles, row_bytes, c.each);
+    c.slots = ring.slots;
+    c.stages = ring.stages;
+    return c;
+}
+
 te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_act *a = op->act;
     const te_mat *up = &op->product[0].w, *gate = &op->product[1].w;
@@ -85,16 +121,19 @@ te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
 
 te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
-    const int at = kernel_for(op->n_tok);
-    if (op->transposed || at == GROUP_KERNELS || x.tiles != group_tiles[at] || x.ld % 256 || x.matrices != HALF_IN_TURN)
+    const bool many = x.tiles > group_tiles[GROUP_KERNELS - 1];
+    const int at = many ? many_kernel_for(op->n_tok) : kernel_for(op->n_tok);
+    if (op->transposed || at == (many ? MANY_KERNELS : GROUP_KERNELS) ||
+        x.tiles != (many ? many_tiles[at] : group_tiles[at]) || x.ld % 256 || x.matrices != HALF_IN_TURN)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
     bool done[TE_MAX_PRODUCTS] = {};
     for (int i = 0; i < op->n_products; i++) {
         if (done[i]) continue;
         const te_mat *w = &op->product[i].w;
-        const group_kernels *k = kernels_of_groups(w->type);
-        if (!k || k->words != x.words)
+        const group_kernels *few = many ? nullptr : kernels_of_groups(w->type);
+        const many_kernels *k = many_kernels_of(w->type); // which has all that these have
+        if (!k || (!many && !few) || k->words != x.words)
             return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not that of weights of type %d", (int)w->type));
         group_job job = {};
         group_args &a = job.of;
@@ -125,7 +164,7 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
             a.counter = op->counter;
             a.groups = divide_up(op->act->n, 8);
         }
-        const group_cut c = cut_of(d, a, x.tiles, k->row_bytes);
+        const group_cut c = many ? many_cut_of(d, a, x.tiles, k->row_bytes) : cut_of(d, a, x.tiles, k->row_bytes);
         a.each = c.each;
         a.across = c.across;
         a.deep = c.deep;
@@ -143,7 +182,14 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
                                     (op->act ? 8 : 16) * c.each, &job.map[j][i]));
             }
         }
-        TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[at], dim3((unsigned)(c.blocks * c.splits)), (unsigned)c.splits,
+        if (many) {
+            TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[at], dim3((unsigned)(c.blocks * c.splits)),
+                                        (unsigned)(c.splits * c.shares), many_threads(c.across * c.deep),
+                                        many_smem(x.tiles, k->row_bytes, c.each, c.across, c.deep, c.slots, c.stages),
+                                        many_job{job, c.shares}));
+            continue;
+        }
+        TE_CUDA_TRY(launch_clusters(d, "gemm", few->run[at], dim3((unsigned)(c.blocks * c.splits)), (unsigned)c.splits,
                                     32 * c.across * c.deep + 64,
                                     group_smem(x.tiles, k->row_bytes, c.each, c.across, c.deep, c.slots, c.stages),
                                     job));
