@@ -34,7 +34,7 @@ int32_t pi_space_heads(int32_t type);
  * threads share out what all rows take (Q4_0, vendor/cuda/lean.cu). */
 bool pi_space_rows_alone(int32_t type);
 /* Whether that may be a format of which products of up to PI_WIDE tokens are faster together than of half as many and the
- * rest: there are kernels for as many (vendor/cuda/wide_many.cuh), a down by neuron is converted once. */
+ * rest: there are kernels for most of them (vendor/cuda/wide_many.cuh), a down by neuron is multiplied with half as many. */
 bool pi_space_wide(int32_t type);
 /* Whether latent attention can be of such sizes. */
 bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value);

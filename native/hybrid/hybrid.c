@@ -244,9 +244,10 @@ bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
 }
 
 /* More where all layers' products of so many tokens are faster together. */
-static int32_t most_mixed(const pi_hybrid *h) {
+static int32_t most_mixed(pi_hybrid *h) {
     const pi_model *m = h->s->model;
     int32_t n = PI_WIDE;
+    h->converts = false;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_layer *layer = &m->layer[l];
         if (layer->adapter || pi_experts_of(layer)) return PI_MANY;
@@ -254,9 +255,11 @@ static int32_t most_mixed(const pi_hybrid *h) {
             pi_block b = layer->block[i];
             pi_block_mat mats[PI_BLOCK_MATS];
             const int32_t n_mats = b.kind->matrices(&b, mats);
-            for (int32_t k = 0; k < n_mats; k++)
-                if (mats[k].mat->w && mats[k].use != PI_MAT_PREDICTOR && !pi_space_wide(mats[k].mat->type))
-                    return PI_MANY;
+            for (int32_t k = 0; k < n_mats; k++) {
+                if (!mats[k].mat->w || mats[k].use == PI_MAT_PREDICTOR) continue;
+                if (!pi_space_wide(mats[k].mat->type)) return PI_MANY;
+                h->converts |= mats[k].mat->type != TE_F16;
+            }
         }
     }
     for (int32_t i = 0; i < h->n_devices; i++) n = n < h->device[i].info.max_wide ? n : h->device[i].info.max_wide;

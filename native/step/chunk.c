@@ -78,10 +78,11 @@ static int32_t mixed_length(const pi_session *s, const pi_cut *c, int32_t first,
     return n_front && n > n_front && !goes_on && n - n_front <= s->hybrid->max_logits ? n : 0;
 }
 
-/* Next tokens of more sequences than products read weights once for are several programs of about as many. */
+/* Next tokens of more sequences than products read weights once for are several programs of about as many, unless these are
+ * read as they are by products of any number. */
 static int32_t decoding_length(const pi_session *s, const pi_batch *b, int32_t first, int32_t n) {
     const int32_t most = pi_chunk_mixed(s);
-    if (most <= PI_MANY || n <= most) return n;
+    if (most <= PI_MANY || n <= most || !s->hybrid->converts) return n;
     for (int32_t i = first; i < first + n - 1; i++)
         if (!several_generate(b, i)) return n;
     const int32_t parts = (n + most - 1) / most;

@@ -13,8 +13,7 @@ static bool is_by_groups(int type, int n_tok) {
     OK(api->info(dev, &info));
     bool has = false;
     for (int with : {TE_F16, TE_Q4_0, TE_Q8_0, TE_Q4_K, TE_Q5_K, TE_Q6_K}) has = has || type == with;
-    const bool between = type == TE_F16 && n_tok > TE_CUDA_WIDE_TOK && n_tok <= 128; // which has none
-    return info.major == 9 && has && n_tok > TE_CUDA_MAX_TOK && n_tok <= 192 && !between;
+    return info.major == 9 && has && n_tok > TE_CUDA_MAX_TOK && n_tok <= 192;
 #else
     (void)type;
     (void)n_tok;

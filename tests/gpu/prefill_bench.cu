@@ -160,7 +160,7 @@ static void bench_products(int type) {
                   {"down by neurons 14336 x 4096", FF, D, true}};
     for (auto &s : shapes) {
         te_mat w = mat(type, s.rows, s.cols);
-        for (int n_tok : {16, 32, 33, 64, 128, 512, 2048}) {
+        for (int n_tok : {16, 32, 33, 64, 65, 96, 97, 128, 512, 2048}) {
             snprintf(name, sizeof name, "gemm %s %s, %d tokens, %s", te_type_get(type)->name, s.what, n_tok, by);
             if (!wanted(name)) continue;
             te_cuda_half from = middle;

@@ -362,15 +362,14 @@ te_status scores(te_cuda *d, const te_cuda_scores *op) {
                                  (int)op->n_tok, (int)op->w.type, (int)op->w.cols, (int)n.kind));
     if (side) TE_CUDA_TRY(check_rows(d, side));
     if (side && !is_by_rows(side)) return refuse(d, te_fail(TE_UNSUPPORTED, "scores: beside another side"));
-    const bool many = op->n_tok > 2 * HALF_WARPS, wide = side && row_times(side) > 2;
+    const bool many = op->n_tok > 24, wide = side && row_times(side) > 2;
     scores_args a = {};
     a.of = *op;
     if (side) a.side = *side;
     a.across = divide_up(op->w.n_rows, many ? 4 : 2);
-    a.n_blocks = a.across * divide_up(op->n_tok, many ? HALF_WARPS : 4);
-    static void (*const kernels[2][2])(scores_args) = {
-        {scores_kernel<2, 4, 2>, scores_kernel<2, 4, ROW_MOST>},
-        {scores_kernel<4, HALF_WARPS, 2>, scores_kernel<4, HALF_WARPS, ROW_MOST>}};
+    a.n_blocks = a.across * divide_up(op->n_tok, many ? 8 : 4);
+    static void (*const kernels[2][2])(scores_args) = {{scores_kernel<2, 4, 2>, scores_kernel<2, 4, ROW_MOST>},
+                                                       {scores_kernel<4, 8, 2>, scores_kernel<4, 8, ROW_MOST>}};
     return launch(d, "scores", kernels[many][wide], dim3((unsigned)(a.n_blocks + (side ? side->n_tok : 0))),
                   HALF_THREADS, 0, a);
 }

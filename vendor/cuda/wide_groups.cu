@@ -10,13 +10,7 @@ static const group_kernels *kernels_of_groups(int type) {
     return k ? k : groups_k(type);
 }
 
-static int kernel_for(int n_tok) {
-    int i = 0;
-    while (i < GROUP_KERNELS && 8 * group_tiles[i] < n_tok) i++;
-    return i;
-}
-
-// The same of more tokens.
+// Of more than GROUP_TOK tokens.
 static const many_kernels *many_kernels_of(int type) {
     for (auto *group : {many_float, many_32, many_k})
         if (const many_kernels *k = group(type)) return k;
@@ -30,14 +24,11 @@ static int many_kernel_for(int n_tok) {
 
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
-    const group_kernels *k = kernels_of_groups(type);
     if (d->info.major != 9 || n_tok <= TE_CUDA_MAX_TOK || n_tok > MANY_TOK || d->smem_block < GROUP_ROOM + 2048 ||
         !has_maps())
         return 0;
-    const int tiles = k && n_tok <= GROUP_TOK ? group_tiles[kernel_for(n_tok)] : 0;
-    // One stage of rows and of the tokens' values comes while another is multiplied.
-    if (tiles && group_smem(tiles, k->row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 2, 2) <= GROUP_ROOM) return tiles;
-    return (k || n_tok > GROUP_TOK) && many_kernels_of(type) ? many_tiles[many_kernel_for(n_tok)] : 0;
+    if (n_tok <= GROUP_TOK) return kernels_of_groups(type) ? divide_up(n_tok, 8) : 0;
+    return many_kernels_of(type) ? many_tiles[many_kernel_for(n_tok)] : 0;
 #else
     (void)d;
     (void)type;
@@ -65,25 +56,28 @@ static int groups_each(const group_args &a, int blocks) { // with at most so man
 
 // A block, or two that split its columns, for each multiprocessor, or as many for each where it cannot have so many groups.
 static group_cut cut_of(const te_cuda *d, const group_args &a, int tiles, int row_bytes) {
-    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS);
+    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS), most_each = group_most(tiles, row_bytes);
     group_cut c = {};
-    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= GROUP_WARPS ? 2 : 1;
+    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= most_each ? 2 : 1;
     int turns = 1;
     auto wanted = [&] { return c.splits == 2 ? pairs : d->info.n_sm * turns; };
-    while (wanted() < a.n_products || groups_each(a, wanted()) > GROUP_WARPS) turns++;
+    while (wanted() < a.n_products || groups_each(a, wanted()) > most_each) turns++;
     c.each = groups_each(a, wanted());
     c.blocks = blocks_of(a, c.each);
     c.across = divide_up(c.each, 4) * 4;
     c.deep = GROUP_WARPS / c.across < GROUP_DEEP ? GROUP_WARPS / c.across : GROUP_DEEP;
-    // As many stages as there are, or find room, and as many for each of `deep`.
+    // As many stages as there are, or find room, and as many for each of `deep`. Of the tokens' values at least so many that
+    // some come while others are multiplied.
+    const int steps = group_steps(tiles), per = steps * c.deep, least = steps == 1 ? 2 * c.deep : 4;
     const int all = divide_up(divide_up(n, c.splits), c.deep) * c.deep, most = GROUP_STAGES / c.deep * c.deep,
-              ahead = GROUP_AHEAD / (c.each * 16 * row_bytes) / c.deep * c.deep;
+              most_x = GROUP_STAGES / per * per, ahead = GROUP_AHEAD / (c.each * 16 * row_bytes) / c.deep * c.deep;
     auto fits = [&] { return group_smem(tiles, row_bytes, c.each, c.across, c.deep, c.slots, c.stages) <= GROUP_ROOM; };
-    c.stages = all < most ? all : most;
-    c.slots = c.stages < ahead ? c.stages : ahead > 2 * c.deep ? ahead : 2 * c.deep;
-    while (c.stages > 2 * c.deep && !fits()) c.stages -= c.deep;
+    c.stages = steps * all < most_x ? steps * all : most_x;
+    c.slots = all < most ? all : most;
+    if (c.slots > ahead) c.slots = ahead > 2 * c.deep ? ahead : 2 * c.deep;
+    while (c.stages > least && !fits()) c.stages -= per;
     while (c.slots > c.deep && !fits()) c.slots -= c.deep;
-    while (c.stages > c.deep && !fits()) c.stages -= c.deep;
+    while (c.stages > per && !fits()) c.stages -= per;
     return c;
 }
 
@@ -121,10 +115,10 @@ te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
 
 te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
-    const bool many = x.tiles > group_tiles[GROUP_KERNELS - 1];
-    const int at = many ? many_kernel_for(op->n_tok) : kernel_for(op->n_tok);
-    if (op->transposed || at == (many ? MANY_KERNELS : GROUP_KERNELS) ||
-        x.tiles != (many ? many_tiles[at] : group_tiles[at]) || x.ld % 256 || x.matrices != HALF_IN_TURN)
+    const bool many = op->n_tok > GROUP_TOK;
+    const int at = many ? many_kernel_for(op->n_tok) : divide_up(op->n_tok, 8) - 2;
+    if (op->transposed || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > MANY_TOK ||
+        x.tiles != (many ? many_tiles[at] : at + 2) || x.ld % 256 || x.matrices != HALF_IN_TURN)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
     bool done[TE_MAX_PRODUCTS] = {};

@@ -25,9 +25,16 @@ constexpr int GROUP_DEEP = 2;           // warps of a group of rows, at most
 constexpr int GROUP_STAGES = 16;        // of rows and of the tokens' values, at most
 constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
 constexpr int GROUP_COLS = 32 * WIDE_UNITS;
+// In how many steps the tokens' values of such columns come: of more tokens there is no room for several stages else.
+__host__ __device__ constexpr int group_steps(int tiles) { return 8 * tiles > TE_CUDA_WIDE_TOK ? 2 : 1; }
 constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
 constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
 constexpr int GROUP_TOK = 128;         // tokens, at most
+constexpr int GROUP_KERNELS = GROUP_TOK / 8 - 1; // of 2, 3, ... tiles of eight tokens
+// Tokens that a kernel of so many tiles has room for in its end: one of two numbers, for each is code of its own.
+__host__ __device__ constexpr int group_room(int tiles) {
+    return 8 * tiles <= TE_CUDA_WIDE_TOK ? (int)TE_CUDA_WIDE_TOK : GROUP_TOK;
+}
 
 // How a format's rows pass through shared memory, GROUP_COLS columns of a stage at a time: in `parts`, each an array in a
 // row, of which a stage has `width` bytes. A part's bytes of all of a block's rows are together.
@@ -275,13 +282,15 @@ __device__ __noinline__ void group_activate(const group_args &a, const group_sum
     }
     __syncthreads();
     if (!is_last) return;
+    int out = 0; // whether a token's are out of range
     for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) {
         const float largest = __uint_as_float(atomicExch(a.counter + 1 + t, 0u));
         const int e = half_exponent(largest);
         c.to.scale[t] = ldexpf(1, e);
         most[t] = (uint32_t)e;
+        out |= e;
     }
-    __syncthreads();
+    if (!__syncthreads_or(out)) return;
     for (int t = 0; t < a.n_tok; t++) {
         if (!most[t]) continue;
         const float by = ldexpf(1, -(int)most[t]);
@@ -308,7 +317,8 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     typedef grouped<C> F;
     const group_args &a = job.of;
-    constexpr int UNIT = TILES * 32, ROOM = WIDE_UNITS * UNIT, UNITS = F::chunk / 32;
+    constexpr int STEPS = group_steps(TILES), UNIT = TILES * 32, UNITS = F::chunk / 32, X_UNITS = WIDE_UNITS / STEPS,
+                  ROOM = X_UNITS * UNIT; // of a stage of the tokens' values
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float scales[8 * TILES];
     uint8_t *const head = shared + (GROUP_HEAD - shared_address(shared) % GROUP_HEAD) % GROUP_HEAD;
@@ -364,11 +374,11 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
         dep_wait();
     } else if (warp > workers) { // brings the tokens' values
         dep_wait();
-        const uint4 *x = a.x + (size_t)c0 * ROOM;
+        const uint4 *x = a.x + (size_t)(c0 * STEPS) * ROOM;
         int slot = 0, parity = 1;
         if (lane == 0)
 #pragma unroll 1
-            for (int s = 0; s < n_all; s++) {
+            for (int s = 0; s < STEPS * n_all; s++) {
                 bar_wait(left + slot, parity);
                 bar_expect(there + slot, 16 * ROOM);
                 bulk_copy(values + slot * ROOM, x + (size_t)s * ROOM, 16 * ROOM, there + slot);
@@ -382,7 +392,8 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
         // Its first row, and from there to the eighth.
         const int row = (a.activates ? 8 : 16) * min(own, a.each - 1) + F::row_of(g),
                   further = a.activates ? 8 * a.each : 8;
-        int slot = turn, parity = 0, stage = turn, stage_parity = 0; // of both there is a multiple of `deep`
+        // Of both there is a multiple of `deep`, of stages of STEPS as many.
+        int slot = turn, parity = 0, stage = STEPS * turn, stage_parity = 0;
 #pragma unroll 1
         for (int k = turn; k < n_all; k += a.deep) {
             // One lane's, for then the compiler knows that it is the same in all, and keeps it where wgmma takes it from.
@@ -395,29 +406,34 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
                 for (int i = 0; i < 2; i++)
                     F::take(r[i], rows + slot * slot_bytes, n_rows, row + i * further, c0 + k, c, q);
                 const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
-                if (c == 0) bar_wait(there + stage, stage_parity);
 #pragma unroll
                 for (int i = 0; i < UNITS; i += 2) {
+                    const int u = c * UNITS + i;
+                    if (u % X_UNITS == 0) bar_wait(there + stage + u / X_UNITS, stage_parity);
                     const uint4 w[2][2] = {{F::halves(r[0], s[0], i), F::halves(r[1], s[1], i)},
                                            {F::halves(r[0], s[0], i + 1), F::halves(r[1], s[1], i + 1)}};
-                    group_multiply(sum, w, tokens + (uint64_t)((c * UNITS + i) * UNIT));
+                    group_multiply(sum, w, tokens + (uint64_t)(u * UNIT));
                     group_settle<1>();
+                    if (u && u % X_UNITS == 0) { // the values in front are not read any more
+                        __syncwarp();
+                        if (lane == 0) bar_arrive(left + stage + u / X_UNITS - 1);
+                    }
                 }
             }
             group_settle<0>(); // the stage is not read any more
             __syncwarp();
             if (lane == 0) {
                 bar_arrive(rows_left + slot);
-                bar_arrive(left + stage);
+                bar_arrive(left + stage + STEPS - 1);
             }
             slot += a.deep;
             if (slot >= a.slots) {
                 slot = turn;
                 parity ^= 1;
             }
-            stage += a.deep;
+            stage += STEPS * a.deep;
             if (stage >= a.stages) {
-                stage = turn;
+                stage = STEPS * turn;
                 stage_parity ^= 1;
             }
         }
@@ -440,7 +456,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
         __syncthreads();
     }
     if (a.activates)
-        group_activate<8 * TILES <= TE_CUDA_WIDE_TOK ? (int)TE_CUDA_WIDE_TOK : GROUP_TOK>(a, sums, g0, count, split);
+        group_activate<group_room(TILES)>(a, sums, g0, count, split);
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums
@@ -454,14 +470,21 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
 
 // Shared memory of a kernel: slots of rows and stages of tokens' values, and in the end sums.
 constexpr size_t group_smem(int tiles, int row_bytes, int each, int across, int deep, int slots, int stages) {
-    const size_t all = (size_t)(slots * group_slot(each, row_bytes) + stages * WIDE_UNITS * 512 * tiles),
+    const size_t all = (size_t)(slots * group_slot(each, row_bytes) +
+                                stages * (WIDE_UNITS / group_steps(tiles)) * 512 * tiles),
                  part = sizeof(float) * (size_t)(deep * 8 * tiles * (16 * across + 4));
     return 2 * GROUP_HEAD + (all > part ? all : part);
 }
 
+// Groups of a block, at most: one stage of rows and of the tokens' values comes while another is multiplied.
+constexpr int group_most(int tiles, int row_bytes) {
+    int each = GROUP_WARPS;
+    while (each > 0 && group_smem(tiles, row_bytes, each, GROUP_WARPS, 1, 2, 2 * group_steps(tiles)) > GROUP_ROOM)
+        each--;
+    return each;
+}
+
 // Of a format: its words, how its rows are copied, and a kernel for each number of tiles.
-constexpr int GROUP_KERNELS = 10;
-constexpr int group_tiles[GROUP_KERNELS] = {2, 3, 4, 5, 6, 7, 8, 10, 12, 16};
 struct group_part {
     int width;
     size_t at, length;
@@ -473,9 +496,10 @@ struct group_kernels {
 };
 template <class C> struct group_of {
     // Of most tokens a stage for each of a group's warps has room; groups come in fours.
-    static_assert(group_smem(16, grouped<C>::row_bytes, GROUP_WARPS, GROUP_WARPS, 1, 1, 1) <= GROUP_ROOM &&
-                      group_smem(16, grouped<C>::row_bytes, GROUP_WARPS / GROUP_DEEP / 4 * 4,
-                                 GROUP_WARPS / GROUP_DEEP / 4 * 4, GROUP_DEEP, GROUP_DEEP, GROUP_DEEP) <= GROUP_ROOM,
+    static_assert(group_most(GROUP_TOK / 8, grouped<C>::row_bytes) > GROUP_WARPS - 4 &&
+                      group_smem(GROUP_TOK / 8, grouped<C>::row_bytes, GROUP_WARPS / GROUP_DEEP / 4 * 4,
+                                 GROUP_WARPS / GROUP_DEEP / 4 * 4, GROUP_DEEP, GROUP_DEEP,
+                                 2 * GROUP_DEEP) <= GROUP_ROOM,
                   "rows of this format leave no room for tokens");
     static group_part part(int i, int cols) {
         return {grouped<C>::width(i), grouped<C>::at(i, (size_t)cols), grouped<C>::length(i, (size_t)cols)};
@@ -486,7 +510,8 @@ template <class C> struct group_of {
         grouped<C>::parts,
         part,
         {group_kernel<C, 2>, group_kernel<C, 3>, group_kernel<C, 4>, group_kernel<C, 5>, group_kernel<C, 6>,
-         group_kernel<C, 7>, group_kernel<C, 8>, group_kernel<C, 10>, group_kernel<C, 12>, group_kernel<C, 16>}};
+         group_kernel<C, 7>, group_kernel<C, 8>, group_kernel<C, 9>, group_kernel<C, 10>, group_kernel<C, 11>,
+         group_kernel<C, 12>, group_kernel<C, 13>, group_kernel<C, 14>, group_kernel<C, 15>, group_kernel<C, 16>}};
 };
 const group_kernels *groups_32(int type);
 const group_kernels *groups_k(int type);

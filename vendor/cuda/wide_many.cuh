@@ -23,38 +23,6 @@ static_assert(GROUP_WARPS * MANY_MORE + MANY_BRING * MANY_FEW <= (GROUP_WARPS + 
 constexpr int MANY_ROOM = 224 * 1024; // of a block: kernels declare up to 3 KB
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define WIDE_SUMS_17  WIDE_SUMS_16 ", %64, %65, %66, %67"
-#define WIDE_SUMS_18  WIDE_SUMS_17 ", %68, %69, %70, %71"
-#define WIDE_SUMS_20  WIDE_SUMS_18 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define WIDE_SUMS_22  WIDE_SUMS_20 ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define WIDE_SUMS_24  WIDE_SUMS_22 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define WIDE_TILES_17 WIDE_TILES_16, WIDE_TILE(16)
-#define WIDE_TILES_18 WIDE_TILES_17, WIDE_TILE(17)
-#define WIDE_TILES_20 WIDE_TILES_18, WIDE_TILE(18), WIDE_TILE(19)
-#define WIDE_TILES_22 WIDE_TILES_20, WIDE_TILE(20), WIDE_TILE(21)
-#define WIDE_TILES_24 WIDE_TILES_22, WIDE_TILE(22), WIDE_TILE(23)
-WIDE_WGMMA(17, 136, 68, 69, 70, 71, 72)
-WIDE_WGMMA(18, 144, 72, 73, 74, 75, 76)
-WIDE_WGMMA(20, 160, 80, 81, 82, 83, 84)
-WIDE_WGMMA(22, 176, 88, 89, 90, 91, 92)
-WIDE_WGMMA(24, 192, 96, 97, 98, 99, 100)
-
-// As group_multiply.
-template <int TILES>
-__device__ __forceinline__ void many_multiply(float (&sum)[TILES][4], const uint4 (&w)[2][2], uint64_t at) {
-    uint32_t a[4][4] = {{w[0][0].x, w[0][1].x, w[0][0].y, w[0][1].y},
-                        {w[0][0].z, w[0][1].z, w[0][0].w, w[0][1].w},
-                        {w[1][0].x, w[1][1].x, w[1][0].y, w[1][1].y},
-                        {w[1][0].z, w[1][1].z, w[1][0].w, w[1][1].w}};
-#pragma unroll
-    for (int i = 0; i < 4; i++) // made in front of the fence
-#pragma unroll
-        for (int r = 0; r < 4; r++) asm volatile("" : "+r"(a[i][r])::"memory");
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < 4; i++) wide_wgmma(sum, a[i], at + (uint64_t)((i / 2 * TILES * 512 + i % 2 * 256) >> 4));
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
 // All of four warps have fewer registers from here on, or more.
 template <int N> __device__ __forceinline__ void registers_fewer() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -237,7 +205,7 @@ __global__ void __launch_bounds__(many_threads(GROUP_WARPS), 1)
                     // One lane's, for then the compiler knows that it is the same in all.
                     const uint64_t tokens = wide_descriptor(__shfl_sync(~0u, shared_address(values + stage * ROOM), 0));
                     bar_wait(there + stage, stage_parity);
-                    many_multiply(sum, w, tokens);
+                    group_multiply(sum, w, tokens);
                     group_settle<1>();
                     if (c + i) leave(before);
                     before = stage;

@@ -22,9 +22,14 @@ __device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
 #define WIDE_SUMS_6   WIDE_SUMS_5 ", %20, %21, %22, %23"
 #define WIDE_SUMS_7   WIDE_SUMS_6 ", %24, %25, %26, %27"
 #define WIDE_SUMS_8   WIDE_SUMS_7 ", %28, %29, %30, %31"
-#define WIDE_SUMS_10  WIDE_SUMS_8 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define WIDE_SUMS_12  WIDE_SUMS_10 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define WIDE_SUMS_16  WIDE_SUMS_12 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WIDE_SUMS_9   WIDE_SUMS_8 ", %32, %33, %34, %35"
+#define WIDE_SUMS_10  WIDE_SUMS_9 ", %36, %37, %38, %39"
+#define WIDE_SUMS_11  WIDE_SUMS_10 ", %40, %41, %42, %43"
+#define WIDE_SUMS_12  WIDE_SUMS_11 ", %44, %45, %46, %47"
+#define WIDE_SUMS_13  WIDE_SUMS_12 ", %48, %49, %50, %51"
+#define WIDE_SUMS_14  WIDE_SUMS_13 ", %52, %53, %54, %55"
+#define WIDE_SUMS_15  WIDE_SUMS_14 ", %56, %57, %58, %59"
+#define WIDE_SUMS_16  WIDE_SUMS_15 ", %60, %61, %62, %63"
 #define WIDE_TILE(t)  "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])
 #define WIDE_TILES_2  WIDE_TILE(0), WIDE_TILE(1)
 #define WIDE_TILES_3  WIDE_TILES_2, WIDE_TILE(2)
@@ -33,9 +38,14 @@ __device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
 #define WIDE_TILES_6  WIDE_TILES_5, WIDE_TILE(5)
 #define WIDE_TILES_7  WIDE_TILES_6, WIDE_TILE(6)
 #define WIDE_TILES_8  WIDE_TILES_7, WIDE_TILE(7)
-#define WIDE_TILES_10 WIDE_TILES_8, WIDE_TILE(8), WIDE_TILE(9)
-#define WIDE_TILES_12 WIDE_TILES_10, WIDE_TILE(10), WIDE_TILE(11)
-#define WIDE_TILES_16 WIDE_TILES_12, WIDE_TILE(12), WIDE_TILE(13), WIDE_TILE(14), WIDE_TILE(15)
+#define WIDE_TILES_9  WIDE_TILES_8, WIDE_TILE(8)
+#define WIDE_TILES_10 WIDE_TILES_9, WIDE_TILE(9)
+#define WIDE_TILES_11 WIDE_TILES_10, WIDE_TILE(10)
+#define WIDE_TILES_12 WIDE_TILES_11, WIDE_TILE(11)
+#define WIDE_TILES_13 WIDE_TILES_12, WIDE_TILE(12)
+#define WIDE_TILES_14 WIDE_TILES_13, WIDE_TILE(13)
+#define WIDE_TILES_15 WIDE_TILES_14, WIDE_TILE(14)
+#define WIDE_TILES_16 WIDE_TILES_15, WIDE_TILE(15)
 // d += A * B; operands a to a + 4: those of A and the descriptor of B.
 #define WIDE_WGMMA(tiles, tokens, a0, a1, a2, a3, b)                                                                   \
     __device__ __forceinline__ void wide_wgmma(float (&d)[tiles][4], const uint32_t (&a)[4], uint64_t at) {            \
@@ -52,9 +62,30 @@ WIDE_WGMMA(5, 40, 20, 21, 22, 23, 24)
 WIDE_WGMMA(6, 48, 24, 25, 26, 27, 28)
 WIDE_WGMMA(7, 56, 28, 29, 30, 31, 32)
 WIDE_WGMMA(8, 64, 32, 33, 34, 35, 36)
+WIDE_WGMMA(9, 72, 36, 37, 38, 39, 40)
 WIDE_WGMMA(10, 80, 40, 41, 42, 43, 44)
+WIDE_WGMMA(11, 88, 44, 45, 46, 47, 48)
 WIDE_WGMMA(12, 96, 48, 49, 50, 51, 52)
+WIDE_WGMMA(13, 104, 52, 53, 54, 55, 56)
+WIDE_WGMMA(14, 112, 56, 57, 58, 59, 60)
+WIDE_WGMMA(15, 120, 60, 61, 62, 63, 64)
 WIDE_WGMMA(16, 128, 64, 65, 66, 67, 68)
+// Of wide_many.cuh.
+#define WIDE_SUMS_17  WIDE_SUMS_16 ", %64, %65, %66, %67"
+#define WIDE_SUMS_18  WIDE_SUMS_17 ", %68, %69, %70, %71"
+#define WIDE_SUMS_20  WIDE_SUMS_18 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WIDE_SUMS_22  WIDE_SUMS_20 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WIDE_SUMS_24  WIDE_SUMS_22 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WIDE_TILES_17 WIDE_TILES_16, WIDE_TILE(16)
+#define WIDE_TILES_18 WIDE_TILES_17, WIDE_TILE(17)
+#define WIDE_TILES_20 WIDE_TILES_18, WIDE_TILE(18), WIDE_TILE(19)
+#define WIDE_TILES_22 WIDE_TILES_20, WIDE_TILE(20), WIDE_TILE(21)
+#define WIDE_TILES_24 WIDE_TILES_22, WIDE_TILE(22), WIDE_TILE(23)
+WIDE_WGMMA(17, 136, 68, 69, 70, 71, 72)
+WIDE_WGMMA(18, 144, 72, 73, 74, 75, 76)
+WIDE_WGMMA(20, 160, 80, 81, 82, 83, 84)
+WIDE_WGMMA(22, 176, 88, 89, 90, 91, 92)
+WIDE_WGMMA(24, 192, 96, 97, 98, 99, 100)
 #endif
 
 // sum += the rows' weights (of two units, row g and row g + 8 each) times the tokens' values that descriptor `at` names. Sums

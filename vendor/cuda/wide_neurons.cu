@@ -1,4 +1,4 @@
-// wide_neurons.cu - products of 9 to 64 tokens with rows by neuron on Hopper: how rows are shared out, and where matrices are.
+// wide_neurons.cu - products of 9 to 128 tokens with rows by neuron on Hopper: how rows are shared out, and where matrices are.
 #include "prefill.cuh"
 #include "wide_neurons.cuh"
 
@@ -15,7 +15,8 @@ static size_t neuron_smem(int tiles, const neuron_kernels *k, int stages) {
     return 2 * RING_BEGIN + (ring > part ? ring : part);
 }
 static int stages_of(const te_cuda *d, const neuron_kernels *k, int tiles) {
-    const size_t own = 1024 + (size_t)(16 * k->factors * k->rows(tiles)); // what kernels declare: factors
+    // What kernels declare: factors, of more tokens by all teams.
+    const size_t own = 1024 + (size_t)((8 * tiles > TE_CUDA_WIDE_TOK ? 32 : 16) * k->factors * k->rows(tiles));
     int stages = RING_STAGES;
     while (stages > RING_LEAST_STAGES && neuron_smem(tiles, k, stages) + own > d->smem_block) stages--;
     return stages;

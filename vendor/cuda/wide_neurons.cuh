@@ -1,11 +1,12 @@
-// wide_neurons.cuh - products of 9 to 64 tokens with quantised matrices that are stored by neuron (a transposed down), on
+// wide_neurons.cuh - products of 9 to 128 tokens with quantised matrices that are stored by neuron (a transposed down), on
 // Hopper: wgmma with the weights in registers, as in wide_groups.cuh, though rows and columns change places.
 //
 // Below, "rows" are neurons, whose values are added up, and "outputs" what lies along a row. A block has NEURON_OUTPUTS
 // outputs, all tokens, and a part of the rows; blocks of a cluster have the same outputs, and add their parts up in the end
 // (wide_groups.cuh). Stages of rows come into a ring: of each plane of the format (te_layout.h) a box of the tensor that it is,
-// and the tokens' values. The last warp that leaves a stage asks for the next one there. Two times four warps have half of the outputs each, and two such
-// teams half of the rows of each stage.
+// and the tokens' values. The last warp that leaves a stage asks for the next one there. Two times four warps have half of
+// the outputs each, and two such teams half of the rows of each stage; of more than 64 tokens, whose sums take as many
+// registers, all rows and half of each warp's outputs.
 //
 // A warp has 32 outputs. 16 bytes of each row hold them (of Q8_0 twice as many): read as a matrix of 16-bit words and
 // transposed (ldmatrix), a lane has the same two bytes of two neighbouring rows in one register, and with masks pairs of
@@ -37,7 +38,8 @@ struct neuron_box {
 //     words                    registers for each eight rows
 //     load(w, s, row, c)       these of rows row to row + 31, from a stage; c: the warp, of all that have other outputs
 //     factor(s, row, c, b, f)  the factors of a row; b: the block's number
-//     low(w, j, c)             two rows' weights of low halves, byte j of two: whole numbers; high(w, j, c): the same of high ones
+//     offset                   what is taken off numbers of four bits and more
+//     value(w, j, c, h, half)  two rows' weights of low (h 0) or high halves, byte j of two: whole numbers
 //     output(c), apart         the first of a warp's outputs with low halves, and from there to those with high ones
 template <class C> struct by_neuron;
 
@@ -48,14 +50,18 @@ __host__ __device__ constexpr int neuron_rows(int tiles) { return tiles > 6 ? NE
 __device__ __forceinline__ int neuron_place_128(int row, int i) { return 128 * row + 16 * (i ^ row % 8); }
 __device__ __forceinline__ int neuron_place_64(int row, int i) { return 64 * row + 16 * (i ^ row / 2 % 4); }
 __device__ __forceinline__ __half2 neuron_half2(uint32_t v) { return *reinterpret_cast<const __half2 *>(&v); }
-// Of words with a number in the lower or upper four bits of each 16, and `more` above these: the number, less `offset`.
-__device__ __forceinline__ __half2 neuron_low(uint32_t w, uint32_t more, float offset) {
-    return __hsub2(neuron_half2((w & 0x000f000f) | more | 0x64006400), __float2half2_rn(1024 + offset));
-}
-__device__ __forceinline__ __half2 neuron_high(uint32_t w, uint32_t more, float offset) {
-    return __hfma2(neuron_half2((w & 0x00f000f0) | more | 0x64006400), __float2half2_rn(1.0f / 16),
-                   __float2half2_rn(-64 - offset));
-}
+// Of words with a number in the lower (h 0) or upper four bits of each 16: the number, less an offset. `more`: further bits of
+// it, where they are in the lower half.
+struct neuron_nibbles {
+    uint32_t mask, shift;
+    __half2 by, less;
+    __device__ __forceinline__ neuron_nibbles(int h, float offset)
+        : mask(h ? 0x00f000f0 : 0x000f000f), shift(h ? 4 : 0), by(__float2half2_rn(h ? 1.0f / 16 : 1.0f)),
+          less(__float2half2_rn(h ? -64 - offset : -1024 - offset)) {}
+    __device__ __forceinline__ __half2 of(uint32_t w, uint32_t more = 0) const {
+        return __hfma2(neuron_half2((w & mask) | more << shift | 0x64006400), by, less);
+    }
+};
 __device__ __forceinline__ uint16_t neuron_bits(__half h) { return __half_as_ushort(h); }
 
 template <> struct by_neuron<codec_q4_0> {
@@ -73,11 +79,10 @@ template <> struct by_neuron<codec_q4_0> {
     static __device__ __forceinline__ void factor(const uint8_t *s, int row, int c, int, uint16_t (&f)[factors]) {
         f[0] = *(const uint16_t *)(s + ROWS * box(0).width + 16 * row + 2 * c);
     }
-    static __device__ __forceinline__ __half2 low(const uint32_t (&w)[words], int j, int) {
-        return neuron_low(w[0] >> 8 * j, 0, 8);
-    }
-    static __device__ __forceinline__ __half2 high(const uint32_t (&w)[words], int j, int) {
-        return neuron_high(w[0] >> 8 * j, 0, 8);
+    static constexpr float offset = 8;
+    static __device__ __forceinline__ __half2 value(const uint32_t (&w)[words], int j, int, int,
+                                                    const neuron_nibbles &half) {
+        return half.of(w[0] >> 8 * j);
     }
     static __device__ __forceinline__ int output(int c) { return 32 * c; }
 };
@@ -98,14 +103,11 @@ template <> struct by_neuron<codec_q8_0> {
     static __device__ __forceinline__ void factor(const uint8_t *s, int row, int c, int, uint16_t (&f)[factors]) {
         f[0] = *(const uint16_t *)(s + 2 * ROWS * box(0).width + 16 * row + 2 * c);
     }
-    static __device__ __forceinline__ __half2 byte(uint32_t w) { // with a sign
-        return __hsub2(neuron_half2((w & 0x00ff00ff) ^ 0x64806480), __float2half2_rn(1024 + 128));
-    }
-    static __device__ __forceinline__ __half2 low(const uint32_t (&w)[words], int j, int) {
-        return byte(w[0] >> 8 * j);
-    }
-    static __device__ __forceinline__ __half2 high(const uint32_t (&w)[words], int j, int) {
-        return byte(w[1] >> 8 * j);
+    static constexpr float offset = 0;
+    static __device__ __forceinline__ __half2 value(const uint32_t (&w)[words], int j, int, int h,
+                                                    const neuron_nibbles &) { // bytes with a sign
+        const uint32_t v = (h ? w[1] : w[0]) >> 8 * j;
+        return __hsub2(neuron_half2((v & 0x00ff00ff) ^ 0x64806480), __float2half2_rn(1024 + 128));
     }
     static __device__ __forceinline__ int output(int c) { return 32 * c; }
 };
@@ -135,13 +137,11 @@ template <bool FIVE> struct by_neuron<codec_k45<FIVE>> {
             f[2 + i] = neuron_bits(__low2half(v.low[i]));
         }
     }
-    static __device__ __forceinline__ __half2 low(const uint32_t (&w)[words], int j, int c) {
-        const uint32_t fifth = FIVE ? w[words - 1] >> 8 * j >> c / 2 * 2 << 4 & 0x00100010 : 0;
-        return neuron_low(w[0] >> 8 * j, fifth, 0);
-    }
-    static __device__ __forceinline__ __half2 high(const uint32_t (&w)[words], int j, int c) {
-        const uint32_t fifth = FIVE ? w[words - 1] >> 8 * j >> (c / 2 * 2 + 1) << 8 & 0x01000100 : 0;
-        return neuron_high(w[0] >> 8 * j, fifth, 0);
+    static constexpr float offset = 0;
+    static __device__ __forceinline__ __half2 value(const uint32_t (&w)[words], int j, int c, int h,
+                                                    const neuron_nibbles &half) {
+        const uint32_t fifth = FIVE ? w[words - 1] >> 8 * j >> (c / 2 * 2 + h) << 4 & 0x00100010 : 0;
+        return half.of(w[0] >> 8 * j, fifth);
     }
     static __device__ __forceinline__ int output(int c) { return c / 2 * 64 + c % 2 * 16; }
 };
@@ -167,11 +167,10 @@ template <> struct by_neuron<codec_q6_k> {
         for (int i = 0; i < 2; i++) // rounded once, as in floats
             f[i] = neuron_bits(__hmul(__int2half_rn((int8_t)scales[c / 4 * 8 + c % 4 + 4 * i]), d));
     }
-    static __device__ __forceinline__ __half2 low(const uint32_t (&w)[words], int j, int c) {
-        return neuron_low(w[0] >> 8 * j, w[1] >> 8 * j >> c / 2 % 2 * 2 << 4 & 0x00300030, 32);
-    }
-    static __device__ __forceinline__ __half2 high(const uint32_t (&w)[words], int j, int c) {
-        return neuron_high(w[0] >> 8 * j, w[1] >> 8 * j >> (c / 2 % 2 * 2 + 4) << 8 & 0x03000300, 32);
+    static constexpr float offset = 32;
+    static __device__ __forceinline__ __half2 value(const uint32_t (&w)[words], int j, int c, int h,
+                                                    const neuron_nibbles &half) {
+        return half.of(w[0] >> 8 * j, w[1] >> 8 * j >> (c / 2 % 2 * 2 + 4 * h) << 4 & 0x00300030);
     }
     static __device__ __forceinline__ int output(int c) { return c / 4 * 128 + c % 4 * 16; }
 };
@@ -201,7 +200,9 @@ template <class C, int TILES>
 __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_constant__ neuron_args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     typedef by_neuron<C> F;
-    constexpr int ROWS = F::rows(TILES), STEPS = ROWS / NEURON_TEAMS / 32; // a team's, of 32 rows
+    constexpr bool APART = 8 * TILES > TE_CUDA_WIDE_TOK; // teams have low and high halves, or half of the rows
+    constexpr int ROWS = F::rows(TILES), STEPS = ROWS / (APART ? 1 : NEURON_TEAMS) / 32; // a team's, of 32 rows
+    constexpr int HALVES = APART ? 1 : 2;
     constexpr int W_BYTES = ROWS * neuron_bytes<C>(), X_BYTES = TILES * ROWS * 16;
     static_assert(W_BYTES % RING_BEGIN == 0, "stages begin at any address");
     const group_args &a = args.of;
@@ -250,9 +251,10 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
     if (threadIdx.x == 0)
         for (int s = 0; s < before; s++) copy_tokens(s, s);
     __syncwarp();
-    const int c = warp % 8, team = warp / 8;
+    const int c = warp % 8, team = warp / 8, h0 = APART ? team : 0, row0 = APART ? 0 : 32 * STEPS * team;
+    const neuron_nibbles half[2] = {{h0, F::offset}, {1, F::offset}};
     uint16_t *const put = (uint16_t *)factors[warp] + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
-    float sum[2][TILES][4] = {}; // of low and of high halves
+    float sum[HALVES][TILES][4] = {}; // of low and of high halves
     int slot = 0, parity = 0;
 #pragma unroll 1
     for (int s = 0; s < n; s++) {
@@ -260,56 +262,52 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
         const uint64_t x = wide_descriptor(shared_address(values + slot * X_BYTES));
         bar_wait(full + slot, parity);
         uint32_t w[2][F::words][4];
-        F::template load<ROWS>(w[0], rows, 32 * STEPS * team + lane, c);
+        F::template load<ROWS>(w[0], rows, row0 + lane, c);
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             uint16_t own[F::factors];
-            F::template factor<ROWS>(rows, 32 * (STEPS * team + i) + lane, c, block, own);
+            F::template factor<ROWS>(rows, row0 + 32 * i + lane, c, block, own);
 #pragma unroll
             for (int f = 0; f < F::factors; f++) put[(i * F::factors + f) * 32] = own[f];
         }
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
-            const int step = STEPS * team + i;
-            uint32_t d[F::factors][4];
+            const int step = row0 / 32 + i;
+            uint4 by[HALVES], low[HALVES];
 #pragma unroll
-            for (int f = 0; f < F::factors; f++) {
-                const uint4 v = factors[warp][i][4 * f + q];
-                d[f][0] = v.x;
-                d[f][1] = v.y;
-                d[f][2] = v.z;
-                d[f][3] = v.w;
+            for (int h = 0; h < HALVES; h++) {
+                by[h] = factors[warp][i][(F::factors > 1 ? 4 * (h0 + h) : 0) + q];
+                if (F::factors == 4) low[h] = factors[warp][i][4 * (2 + h0 + h) + q];
             }
-            if (i + 1 < STEPS) F::template load<ROWS>(w[(i + 1) % 2], rows, 32 * (step + 1) + lane, c);
-            uint32_t part[2][2][4]; // of 16 rows: weights of low and of high halves
+            if (i + 1 < STEPS) F::template load<ROWS>(w[(i + 1) % 2], rows, row0 + 32 * (i + 1) + lane, c);
+            uint32_t part[2][HALVES][4]; // of 16 rows: weights of low and of high halves
 #pragma unroll
             for (int k = 0; k < 4; k++) { // eight rows
                 uint32_t of[F::words];
 #pragma unroll
                 for (int m = 0; m < F::words; m++) of[m] = w[i % 2][m][k];
 #pragma unroll
-                for (int h = 0; h < 2; h++)
+                for (int h = 0; h < HALVES; h++)
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
-                        __half2 v = h ? F::high(of, j, c) : F::low(of, j, c);
-                        const __half2 by = neuron_half2(d[F::factors > 1 ? h : 0][k]);
-                        v = F::factors == 4 ? __hfma2(v, by, neuron_half2(d[F::factors == 4 ? 2 + h : 0][k]))
-                                            : __hmul2(v, by);
+                        __half2 v = F::value(of, j, c, h0 + h, half[h]);
+                        const __half2 d = neuron_half2(word_of(by[h], k));
+                        v = F::factors == 4 ? __hfma2(v, d, neuron_half2(word_of(low[h], k))) : __hmul2(v, d);
                         part[k / 2][h][k % 2 * 2 + j] = *reinterpret_cast<const uint32_t *>(&v);
                     }
             }
 #pragma unroll
             for (int k = 0; k < 2; k++) // made in front of the fence
 #pragma unroll
-                for (int h = 0; h < 2; h++)
+                for (int h = 0; h < HALVES; h++)
 #pragma unroll
                     for (int j = 0; j < 4; j++) asm volatile("" : "+r"(part[k][h][j])::"memory");
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int k = 0; k < 2; k++)
 #pragma unroll
-                for (int h = 0; h < 2; h++)
+                for (int h = 0; h < HALVES; h++)
                     wide_wgmma(sum[h], part[k][h], x + (uint64_t)((step * TILES * 512 + k * 256) >> 4));
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             if (i + 2 < STEPS) group_settle<1>();
@@ -331,18 +329,18 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
     float *const part = (float *)ring;
     const group_sums<NEURON_SPLITS> sums = {part, NEURON_LD, 8 * TILES, 1, a.splits, scales};
 #pragma unroll
-    for (int turn = NEURON_TEAMS - 1; turn >= 0; turn--) { // one team after the other
-        if (team == turn)
+    for (int turn = APART ? 0 : NEURON_TEAMS - 1; turn >= 0; turn--) { // one team after the other, or both
+        if (APART || team == turn)
 #pragma unroll
-            for (int h = 0; h < 2; h++)
+            for (int h = 0; h < HALVES; h++)
 #pragma unroll
                 for (int t = 0; t < TILES; t++)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        float2 *at =
-                            (float2 *)(part + (8 * t + 2 * q + i) * NEURON_LD + F::output(c) + 2 * g + h * F::apart);
+                        float2 *at = (float2 *)(part + (8 * t + 2 * q + i) * NEURON_LD + F::output(c) + 2 * g +
+                                                (h0 + h) * F::apart);
                         float2 v = make_float2(sum[h][t][i], sum[h][t][2 + i]);
-                        if (turn < NEURON_TEAMS - 1) v = make_float2(v.x + at->x, v.y + at->y);
+                        if (!APART && turn < NEURON_TEAMS - 1) v = make_float2(v.x + at->x, v.y + at->y);
                         *at = v;
                     }
         if (turn) __syncthreads();
@@ -373,15 +371,16 @@ struct neuron_kernels {
 };
 template <class C> struct neurons_of {
     typedef by_neuron<C> F;
-    static constexpr neuron_kernels kernels = {F::weights,
-                                               F::n_boxes,
-                                               neuron_bytes<C>(),
-                                               F::factors,
-                                               F::box,
-                                               F::rows,
-                                               {neuron_kernel<C, 2>, neuron_kernel<C, 3>, neuron_kernel<C, 4>,
-                                                neuron_kernel<C, 5>, neuron_kernel<C, 6>, neuron_kernel<C, 7>,
-                                                neuron_kernel<C, 8>}};
+    static constexpr neuron_kernels kernels = {
+        F::weights,
+        F::n_boxes,
+        neuron_bytes<C>(),
+        F::factors,
+        F::box,
+        F::rows,
+        {neuron_kernel<C, 2>, neuron_kernel<C, 3>, neuron_kernel<C, 4>, neuron_kernel<C, 5>, neuron_kernel<C, 6>,
+         neuron_kernel<C, 7>, neuron_kernel<C, 8>, neuron_kernel<C, 9>, neuron_kernel<C, 10>, neuron_kernel<C, 11>,
+         neuron_kernel<C, 12>, neuron_kernel<C, 13>, neuron_kernel<C, 14>, neuron_kernel<C, 15>, neuron_kernel<C, 16>}};
 };
 const neuron_kernels *neurons_32(int type);
 const neuron_kernels *neurons_k(int type);

@@ -1,4 +1,4 @@
-// wide_neurons_32.cu - products of 9 to 64 tokens with rows by neuron on Hopper, of Q8_0 and Q4_0.
+// wide_neurons_32.cu - products of 9 to 128 tokens with rows by neuron on Hopper, of Q8_0 and Q4_0.
 #include "formats.cuh"
 #include "wide_neurons.cuh"
 

@@ -1,4 +1,4 @@
-// wide_neurons_k.cu - products of 9 to 64 tokens with rows by neuron on Hopper, of Q4_K, Q5_K and Q6_K.
+// wide_neurons_k.cu - products of 9 to 128 tokens with rows by neuron on Hopper, of Q4_K, Q5_K and Q6_K.
 #include "formats.cuh"
 #include "wide_neurons.cuh"
 

@@ -1,4 +1,4 @@
-// wide_ring.cu - products of 9 to 64 tokens with F16 on Hopper: how rows and columns are shared out, and where matrices are.
+// wide_ring.cu - products of 9 to 128 tokens with F16 on Hopper: how rows and columns are shared out, and where matrices are.
 #include "../core/te_os.h"
 #include "prefill.cuh"
 #include "wide_ring.cuh"
@@ -39,29 +39,34 @@ te_status map_box(te_cuda *d, const void *at, int type, int cols, int rows, size
 }
 
 #define RING_KERNELS(transposed)                                                                                       \
-    {ring_kernel<2, transposed>, ring_kernel<3, transposed>, ring_kernel<4, transposed>, ring_kernel<5, transposed>,   \
-     ring_kernel<6, transposed>, ring_kernel<7, transposed>, ring_kernel<8, transposed>}
-static void (*const kernels[2][7])(ring_args) = {RING_KERNELS(false), RING_KERNELS(true)};
+    {                                                                                                                  \
+        ring_kernel<2, transposed>,  ring_kernel<3, transposed>,  ring_kernel<4, transposed>,                          \
+        ring_kernel<5, transposed>,  ring_kernel<6, transposed>,  ring_kernel<7, transposed>,                          \
+        ring_kernel<8, transposed>,  ring_kernel<9, transposed>,  ring_kernel<10, transposed>,                         \
+        ring_kernel<11, transposed>, ring_kernel<12, transposed>, ring_kernel<13, transposed>,                         \
+        ring_kernel<14, transposed>, ring_kernel<15, transposed>, ring_kernel<16, transposed>}
+static void (*const kernels[2][GROUP_KERNELS])(ring_args) = {RING_KERNELS(false), RING_KERNELS(true)};
 
 struct ring_cut {
     int rows, splits, stages;
 };
 static size_t ring_smem(int tiles, const ring_cut &c) {
-    const size_t x = (size_t)(c.stages * tiles * RING_X),
+    const size_t x = (size_t)(c.stages * ring_x(tiles)),
                  // the last group multiplies 64 rows, whatever is there
         over = (size_t)(divide_up(c.rows, 64) * 64 - c.rows) * 2 * RING_TILE,
-                 ring = (size_t)(c.stages * c.rows) * 2 * RING_COLS + (x > over ? x : over),
+                 ring = (size_t)(c.stages * c.rows) * 2 * (size_t)ring_cols(tiles) + (x > over ? x : over),
                  part = sizeof(float) * (size_t)(8 * tiles * (c.rows + 4));
     return 2 * RING_BEGIN + (ring > part ? ring : part);
 }
-// Kernels have some shared memory besides.
-static size_t ring_room(const te_cuda *d) { return d->smem_block - 1024; }
+// Kernels have some shared memory besides: of each token a scale, and its largest hidden value.
+static size_t ring_room(const te_cuda *d, int tiles) { return d->smem_block - (size_t)(512 + 64 * tiles); }
 
 int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
-    const bool has = d->info.major == 9 && type == TE_F16 && n_tok > TE_CUDA_MAX_TOK && n_tok <= TE_CUDA_WIDE_TOK &&
-                     ring_smem(8, {RING_ROWS, 1, RING_LEAST_STAGES}) <= ring_room(d) && map_encoder();
-    return has ? divide_up(n_tok, 8) : 0;
+    const bool has =
+        d->info.major == 9 && type == TE_F16 && n_tok > TE_CUDA_MAX_TOK && n_tok <= GROUP_TOK && map_encoder();
+    const int tiles = divide_up(n_tok, 8);
+    return has && ring_smem(tiles, {RING_ROWS, 1, RING_LEAST_STAGES}) <= ring_room(d, tiles) ? tiles : 0;
 #else
     (void)d;
     (void)type;
@@ -72,14 +77,14 @@ int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 
 static int stages_of(const te_cuda *d, int tiles, ring_cut c) {
     c.stages = RING_STAGES;
-    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_room(d)) c.stages--;
+    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_room(d, tiles)) c.stages--;
     return c.stages;
 }
 
 // A block for each multiprocessor, or two that split its columns: where there are few rows, or, of long rows, some.
 static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
     ring_cut c = {};
-    const int stages = divide_up(cols, RING_COLS), sm = d->info.n_sm;
+    const int stages = divide_up(cols, 2 * RING_TILE), sm = d->info.n_sm;
     c.splits = sm > 1 && ((n_rows <= 8 * sm && stages > 1) || (n_rows <= 40 * sm && stages > 48)) ? 2 : 1;
     const int64_t slots = sm / c.splits, turns = divide_up(n_rows, slots * RING_ROWS);
     c.rows = divide_up(divide_up(n_rows, slots * turns), 16) * 16;
@@ -91,7 +96,7 @@ static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
 // multiprocessor read least. Clusters of three or four leave some without work.
 static ring_cut transposed_cut(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
     ring_cut c = {};
-    const int stages = divide_up(cols, RING_COLS), n = divide_up(n_rows, 64);
+    const int stages = divide_up(cols, 2 * RING_TILE), n = divide_up(n_rows, 64);
     int least = 0;
     for (int splits = 1; splits <= 4 && splits <= stages; splits++)
         for (int groups = 1; groups <= RING_GROUPS; groups++) {
@@ -112,8 +117,8 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
     const te_mat *first = &op->product[0].w;
     const bool across = op->transposed != 0;
-    if (op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > TE_CUDA_WIDE_TOK || x.tiles != divide_up(op->n_tok, 8) ||
-        x.ld % 256 || !ring_tiles_for(d, first->type, op->n_tok))
+    if (op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > GROUP_TOK || x.tiles != divide_up(op->n_tok, 8) || x.ld % 256 ||
+        !ring_tiles_for(d, first->type, op->n_tok))
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (across && op->act) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: an activation of transposed products"));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
@@ -137,7 +142,7 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
         if (p->mark) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: marks of a few tokens' products"));
         const int rows = across ? p->w.cols : p->w.n_rows;
         TE_CUDA_TRY(map_box(d, p->w.w, MAP_F16, p->w.cols, p->w.n_rows, p->w.stride, RING_TILE,
-                            across ? RING_COLS : c.rows / 2, args.map + i));
+                            across ? ring_cols(x.tiles) : c.rows / 2, args.map + i));
         a.product[a.n_products++] = {(const uint8_t *)p->w.w,
                                      p->w.stride,
                                      p->bias,

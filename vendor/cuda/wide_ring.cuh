@@ -1,4 +1,4 @@
-// wide_ring.cuh - products of 9 to 64 tokens with matrices of F16 on Hopper: wgmma with both factors where they are in shared
+// wide_ring.cuh - products of 9 to 128 tokens with matrices of F16 on Hopper: wgmma with both factors where they are in shared
 // memory, which copies of the hardware fill.
 //
 // A block has some rows, 64 for each group of four warps, and all tokens. One more warp brings stages of columns into a
@@ -17,13 +17,15 @@
 
 namespace te {
 
-constexpr int RING_TILE = 64, RING_TILES = 2;          // columns of a tile, 128 bytes of each row; tiles of a stage
-constexpr int RING_COLS = RING_TILE * RING_TILES;      // of a stage
+constexpr int RING_TILE = 64;                          // columns of a tile, 128 bytes of each row
 constexpr int RING_STAGES = 16, RING_LEAST_STAGES = 3; // in shared memory
+constexpr int RING_WIDE_TILES = 12;
 constexpr int RING_GROUPS = 3, RING_ROWS = 64 * RING_GROUPS;
 constexpr int RING_THREADS = 128 * RING_GROUPS + 32;
 constexpr int RING_BEGIN = 1024; // tiles begin at multiples of this; as much is in front of them, for barriers
-constexpr int RING_X = RING_COLS / 32 * 512; // bytes of a stage for eight tokens
+// Columns of a stage: half as many where three stages of all tokens' values find no room.
+__host__ __device__ constexpr int ring_cols(int tiles) { return RING_TILE * (tiles > RING_WIDE_TILES ? 1 : 2); }
+__host__ __device__ constexpr int ring_x(int tiles) { return tiles * ring_cols(tiles) * 16; } // their bytes of a stage
 
 struct ring_args {
     ring_map map[TE_MAX_PRODUCTS];
@@ -56,6 +58,14 @@ RING_WGMMA(5, 40, 20, 21, 22)
 RING_WGMMA(6, 48, 24, 25, 26)
 RING_WGMMA(7, 56, 28, 29, 30)
 RING_WGMMA(8, 64, 32, 33, 34)
+RING_WGMMA(9, 72, 36, 37, 38)
+RING_WGMMA(10, 80, 40, 41, 42)
+RING_WGMMA(11, 88, 44, 45, 46)
+RING_WGMMA(12, 96, 48, 49, 50)
+RING_WGMMA(13, 104, 52, 53, 54)
+RING_WGMMA(14, 112, 56, 57, 58)
+RING_WGMMA(15, 120, 60, 61, 62)
+RING_WGMMA(16, 128, 64, 65, 66)
 // How wgmma finds a tile's lines: of 128 bytes each, whose eighths change places with each of eight lines.
 __device__ __forceinline__ uint64_t ring_descriptor(uint32_t address) {
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -66,9 +76,12 @@ __device__ __forceinline__ uint64_t ring_descriptor(uint32_t address) {
 template <int TILES, bool TRANSPOSED>
 __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_constant__ ring_args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    constexpr int COLS = ring_cols(TILES), W_TILES = COLS / RING_TILE, X_BYTES = ring_x(TILES);
+    // A group's first tile, and from 16 columns to the next of a transposed one.
+    constexpr int GROUP_BYTES = 128 * (TRANSPOSED ? COLS : 64), NEXT_BYTES = 16 * 128;
     const group_args &a = args.of;
     extern __shared__ __align__(128) uint8_t room[];
-    __shared__ float scales[TE_CUDA_WIDE_TOK];
+    __shared__ float scales[8 * TILES];
     uint8_t *const head = room + (RING_BEGIN - shared_address(room) % RING_BEGIN) % RING_BEGIN;
     uint8_t *const ring = head + RING_BEGIN;
     uint64_t *const full = (uint64_t *)head, *const empty = full + RING_STAGES;
@@ -77,11 +90,8 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     const bool multiplies = group < groups;
     const int split = (int)blockIdx.x % a.splits, g0 = (int)blockIdx.x / a.splits * (rows / 16);
     const int which = a.activates ? 0 : group_which(a, g0), r0 = 16 * (g0 - a.product[which].first);
-    const int all = (a.cols + RING_COLS - 1) / RING_COLS, s0 = all * split / a.splits,
-              n = all * (split + 1) / a.splits - s0;
-    const int tile_bytes = rows * 2 * RING_TILE, w_bytes = RING_TILES * tile_bytes;
-    // A group's first tile, and from 16 columns to the next of a transposed one.
-    constexpr int X_BYTES = TILES * RING_X, GROUP_BYTES = 128 * (TRANSPOSED ? RING_COLS : 64), NEXT_BYTES = 16 * 128;
+    const int all = (a.cols + COLS - 1) / COLS, s0 = all * split / a.splits, n = all * (split + 1) / a.splits - s0;
+    const int tile_bytes = rows * 2 * RING_TILE, w_bytes = W_TILES * tile_bytes;
     const uint32_t w = shared_address(ring), x = w + (uint32_t)(a.stages * w_bytes);
     if (threadIdx.x == 0) {
         for (int s = 0; s < a.stages; s++) {
@@ -103,10 +113,10 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
             bar_expect(full + slot, w_bytes + X_BYTES);
             for (int i = 0; TRANSPOSED && i < groups; i++)
                 ring_copy_rows(w + (uint32_t)(slot * w_bytes + i * GROUP_BYTES), args.map + which, r0 + 64 * i,
-                               (s0 + s) * RING_COLS, full + slot);
-            for (int i = 0; !TRANSPOSED && i < RING_TILES; i++) { // gate and up, or the first and the second half
+                               (s0 + s) * COLS, full + slot);
+            for (int i = 0; !TRANSPOSED && i < W_TILES; i++) { // gate and up, or the first and the second half
                 const uint32_t to = w + (uint32_t)(slot * w_bytes + i * tile_bytes);
-                const int c = (s0 + s) * RING_COLS + i * RING_TILE, r = a.activates ? 8 * g0 : r0;
+                const int c = (s0 + s) * COLS + i * RING_TILE, r = a.activates ? 8 * g0 : r0;
                 ring_copy_rows(to, args.map + (a.activates ? 1 : which), c, r, full + slot);
                 ring_copy_rows(to + (uint32_t)tile_bytes / 2, args.map + which, c, a.activates ? r : r + rows / 2,
                                full + slot);
@@ -141,7 +151,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
                            xd = wide_descriptor(x + (uint32_t)(slot * X_BYTES));
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-            for (int k = 0; k < RING_COLS / 16; k++)
+            for (int k = 0; k < COLS / 16; k++)
                 ring_wgmma<TRANSPOSED>(
                     sum, wd + (uint64_t)((TRANSPOSED ? k * NEXT_BYTES : k / 4 * tile_bytes + k % 4 * 32) >> 4),
                     xd + (uint64_t)((k / 2 * TILES * 512 + k % 2 * 256) >> 4));
@@ -180,7 +190,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     }
     const int count = min(rows / 16, a.groups - g0);
     if (a.activates)
-        group_activate<TE_CUDA_WIDE_TOK>(a, sums, g0, count, split);
+        group_activate<group_room(TILES)>(a, sums, g0, count, split);
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums

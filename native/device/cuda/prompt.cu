@@ -76,8 +76,7 @@ int32_t part_of(Cuda *c, const te_linear_args *a) {
 int32_t part_of(Cuda *c, const te_ffn_args *a) {
     const bool plain = !a->staged && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
                        !a->up_adapter.a.w && !a->down_adapter.a.w;
-    /* Products by neuron take fewer tokens (wide_neurons.cu). */
-    const int32_t most = a->down.w ? (int32_t)TE_CUDA_WIDE_TOK : (int32_t)PI_WIDE;
+    const int32_t most = a->down.w ? PI_WIDE / 2 : (int32_t)PI_WIDE; /* of products by neuron */
     for (const te_mat *w : {&a->gate, &a->up, &a->down, &a->down_out})
         if (w->w && (!plain || part_of(c, w, a->n_tok, most) == a->n_tok)) return a->n_tok;
     return part_of(c, &a->up, a->n_tok, most);
