@@ -362,7 +362,7 @@ te_status scores(te_cuda *d, const te_cuda_scores *op) {
                                  (int)op->n_tok, (int)op->w.type, (int)op->w.cols, (int)n.kind));
     if (side) TE_CUDA_TRY(check_rows(d, side));
     if (side && !is_by_rows(side)) return refuse(d, te_fail(TE_UNSUPPORTED, "scores: beside another side"));
-    const bool many = op->n_tok > 24, wide = side && row_times(side) > 2;
+    const bool many = op->n_tok > 28, wide = side && row_times(side) > 2;
     scores_args a = {};
     a.of = *op;
     if (side) a.side = *side;

@@ -26,7 +26,7 @@ constexpr int GROUP_STAGES = 16;        // of rows and of the tokens' values, at
 constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
 constexpr int GROUP_COLS = 32 * WIDE_UNITS;
 // In how many steps the tokens' values of such columns come: of more tokens there is no room for several stages else.
-__host__ __device__ constexpr int group_steps(int tiles) { return 8 * tiles > TE_CUDA_WIDE_TOK ? 2 : 1; }
+__host__ __device__ constexpr int group_steps(int tiles) { return tiles > 11 ? 2 : 1; }
 constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
 constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
 constexpr int GROUP_TOK = 128;         // tokens, at most
