@@ -12,7 +12,8 @@ between them, too.
 
 A GPU that has all of the model computes a part with the tokens of those who generate while both together are
 few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it, and where
-that is more than 64 or 128, others to so many together; of smaller ones, which take nearly as long, few are tried.
+that is more than 64 or 128, others to so many together; of smaller ones, which take nearly as long, few are
+tried.
 """
 
 from __future__ import annotations
