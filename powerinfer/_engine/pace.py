@@ -12,7 +12,8 @@ between them, too.
 
 A GPU that has all of the model computes a part with the tokens of those who generate while both together are
 few (n_mixed), and reads weights once for them. A size that would be just beyond that is cut to it, and where
-that is more than 64, one more to 64 together; of smaller ones, which take nearly as long, few are tried.
+that is more than 64 or 128, others to so many together; of smaller ones, which take nearly as long, few are
+tried.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _TILED = 128  # up to so many
 _FEW = (16, 32)  # sizes that are tried below the largest that is one program with others' tokens
 PATIENT = 4  # steps that a prompt waits for others
 PATIENT_FROM = 40  # who generate; beside fewer nothing is gained
-_HALF = 64  # tokens of a program that takes less than one of the most
+_PARTS = (64, 128)  # tokens of programs that take less than one of the most
 
 
 @dataclass
@@ -282,8 +283,9 @@ class Pace:
 
     def _sizes(self, n_generating: int) -> list[int]:
         """From the smallest on."""
-        half, most = ((n - n_generating) // _TILE * _TILE for n in (min(self.n_mixed, _HALF), self.n_mixed))
-        own = {size for size in (half, most) if size >= _FEW[0]}
+        largest = [min(self.n_mixed, n) for n in (*_PARTS, self.n_mixed)]
+        own = {(n - n_generating) // _TILE * _TILE for n in largest}
+        most, own = max(own), {size for size in own if size >= _FEW[0]}
         few = {size for size in _FEW if size <= max(most, _FEW[0])}
         return sorted(own | few | {size for size in SIZES if size >= max(2 * most, _FEW[0])})
 

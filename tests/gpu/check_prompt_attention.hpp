@@ -280,6 +280,9 @@ static void check_attention() {
     check_attention_case({4, 2, 36, TE_F16, TE_F16, norm, 36, false, {610}, {50}});
     check_attention_case({8, 2, 128, TE_Q8_0, TE_F32, norm, 128, false, {5, 800}, {33, 20}, 0, true});
     check_attention_case({8, 4, 256, TE_F16, TE_F16, neox, 256, false, {0, 500}, {10, 40}, 0, false, 0.5f});
+    // So many heads that a part has more tiles than are in flight.
+    check_attention_case({132, 132, 64, TE_F16, TE_F16, none, 0, false, {960}, {30}});
+    check_attention_case({132, 132, 128, TE_F16, TE_F16, norm, 128, false, {900, 5, 850}, {13, 6, 20}});
     // Many short sequences, of which each block takes some; and long ones among them.
     for (int n : {13, 16, 25}) {
         std::vector<int> first, of;

@@ -228,7 +228,7 @@ def test_many_sequences(folder: Path, kind: str, form: str) -> None:
     others begin on the way. There it is one token at a time with the same weights in F32, here never
     fewer than nine, so that all that is rounded are the inputs of the GPU's products, to F16. Sparse: down
     is stored by neuron."""
-    name, n_seq = f"many-{form}-{kind}", 100
+    name, n_seq = f"many-{form}-{kind}", 256
     path, exact = folder / f"{name}.gguf", folder / f"{name}-F32.gguf"
     if kind == "F16" and form == "dense":
         models.write_dense(path, WIDE, kind=Kind.F16)
@@ -244,7 +244,7 @@ def test_many_sequences(folder: Path, kind: str, form: str) -> None:
         "n_ctx": 64,
         "n_pool": 64 * n_seq,
         "n_seq": n_seq,
-        "n_batch": 128,
+        "n_batch": 256,
         "sparsity": "exact",
     }
     with Model(path) as model, Model(exact) as in_floats:
@@ -261,7 +261,7 @@ def test_many_sequences(folder: Path, kind: str, form: str) -> None:
             Session(in_floats, n_threads=2, **o) as alone,
             Session(model, plan=plan, device="cuda", **o) as s,
         ):
-            for n in (40, 30, 20, 9, 100, 17, 40, 24, 12, 70, 9, 40):
+            for n in (40, 30, 20, 9, 100, 17, 129, 24, 12, 70, 9, 200, 145, 40, 256):
                 for x in (alone, s):
                     x.drop(n % n_seq)
                 sequences = rng.permutation(n_seq)[:n].tolist()

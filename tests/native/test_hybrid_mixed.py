@@ -32,7 +32,7 @@ def opened(
 ) -> Session:
     """With a share of what a device could hold on one."""
     overhead = 0 if device == "host" else 1 << 30
-    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * n_seq, "n_seq": n_seq, "n_batch": max(n_seq, 128)}
+    sizes: dict[str, Any] = {"n_ctx": 128, "n_pool": 128 * n_seq, "n_seq": n_seq, "n_batch": max(n_seq, 256)}
     asked = Settings(**sizes, sparsity=sparsity, overhead_bytes=overhead, group=1)
     whole = make_plan(model, vram_budget=2, settings=asked, rates=HOST_RATES)
     n_bytes = whole.min_bytes + share * (whole.full_bytes - whole.min_bytes)
@@ -91,6 +91,7 @@ LONG: list[tuple[dict[int, int], list[int], int]] = [
     ({10: 100}, [10], 9),
     ({10: 53, 11: 5, 12: 3}, [11, 12], 9),
     (dict.fromkeys(range(10, 20), 5), list(range(10, 20)), 10),
+    ({10: 100, 11: 53, 12: 20}, [11], 9),
 ]
 
 
@@ -118,7 +119,7 @@ def test_more_than_64_as_apart(
 ) -> None:
     """One program where products of so many tokens are faster together."""
     with Model(write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", kind)) as model, opened(model) as s:
-        assert s.info.n_mixed == (64 if kind == Kind.F32 else 128)
+        assert s.info.n_mixed == (64 if kind == Kind.F32 else 256)
         got, want, n = both_ways(s, prompts, ends, n_next)
         assert beyond_rounding(want, got, model.info.n_layer, int8=kind == Kind.Q4_0) < 1
         n_front = 0 if kind == Kind.F32 else sum(prompts.values())
@@ -127,10 +128,10 @@ def test_more_than_64_as_apart(
 
 @pytest.mark.parametrize(
     ("kind", "n_seq", "n_last"),
-    [(Kind.Q4_0, 128, 128), (Kind.Q4_0, 129, 57), (Kind.Q4_0, 270, 86), (Kind.F16, 129, 129)],
+    [(Kind.Q4_0, 256, 256), (Kind.Q4_0, 257, 121), (Kind.Q4_0, 520, 168), (Kind.F16, 257, 257)],
 )
 def test_more_sequences_than_a_program_takes(kind: Kind, n_seq: int, n_last: int, tmp_path: Path) -> None:
-    """Next tokens of more than 128 sequences are several programs of about as many, unless products of any
+    """Next tokens of more than 256 sequences are several programs of about as many, unless products of any
     number read weights as they are."""
     rng = np.random.default_rng(3)
     history, nexts = [tokens(rng, 2 + q % 5) for q in range(n_seq)], tokens(rng, n_seq)
@@ -213,4 +214,4 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
         for mask_prompts in (False, True):
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
-                assert s.info.n_mixed == (128 if mask_prompts else 0)
+                assert s.info.n_mixed == (256 if mask_prompts else 0)

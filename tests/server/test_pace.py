@@ -273,10 +273,13 @@ def h100(part: int, n_generating: int, depth: int, n_mixed: int = 64) -> float:
     deep = 1.4 * depth / 8000
     if part + n_generating > n_mixed:
         return quiet + float(np.interp(part, [16, 64, 128, 512], [4.6, 6.1, 12.0, 22.0])) + deep
-    return float(np.interp(part + n_generating, [16, 32, 64, 80, 96, 128], [4.6, 6.0, 7.2, 9, 10, 12])) + deep
+    return (
+        float(np.interp(part + n_generating, [16, 32, 64, 80, 96, 128, 256], [4.6, 6.0, 7.2, 9, 10, 12, 20]))
+        + deep
+    )
 
 
-@pytest.mark.parametrize("n_mixed", [64, 128])
+@pytest.mark.parametrize("n_mixed", [64, 128, 256])
 @pytest.mark.parametrize("n_generating", range(1, 65))
 def test_beside_any_number(n_generating: int, n_mixed: int) -> None:
     """Prompts of 8,000 tokens, one after the other: steps but few are at most twice as long as quiet ones.

@@ -1,6 +1,7 @@
-// wide_groups.cu - products of 9 to 128 tokens on Hopper: which there are, and how rows and columns are shared out.
+// wide_groups.cu - products of 9 to 192 tokens on Hopper: which there are, and how rows and columns are shared out.
 #include "prefill.cuh"
 #include "wide_groups.cuh"
+#include "wide_many.cuh"
 
 namespace te {
 
@@ -9,12 +10,25 @@ static const group_kernels *kernels_of_groups(int type) {
     return k ? k : groups_k(type);
 }
 
+// Of more than GROUP_TOK tokens.
+static const many_kernels *many_kernels_of(int type) {
+    for (auto *group : {many_float, many_32, many_k})
+        if (const many_kernels *k = group(type)) return k;
+    return nullptr;
+}
+static int many_kernel_for(int n_tok) {
+    int i = 0;
+    while (i < MANY_KERNELS && 8 * many_tiles[i] < n_tok) i++;
+    return i;
+}
+
 int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
-    const group_kernels *k = kernels_of_groups(type);
-    const bool has = d->info.major == 9 && k && n_tok > TE_CUDA_MAX_TOK && n_tok <= GROUP_TOK &&
-                     d->smem_block >= GROUP_ROOM + 2048 && has_maps();
-    return has ? divide_up(n_tok, 8) : 0;
+    if (d->info.major != 9 || n_tok <= TE_CUDA_MAX_TOK || n_tok > MANY_TOK || d->smem_block < GROUP_ROOM + 2048 ||
+        !has_maps())
+        return 0;
+    if (n_tok <= GROUP_TOK) return kernels_of_groups(type) ? divide_up(n_tok, 8) : 0;
+    return many_kernels_of(type) ? many_tiles[many_kernel_for(n_tok)] : 0;
 #else
     (void)d;
     (void)type;
@@ -24,7 +38,7 @@ int group_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 }
 
 struct group_cut {
-    int each, blocks, across, deep, splits, slots, stages;
+    int each, blocks, across, deep, splits, shares, slots, stages;
 };
 
 // Blocks of so many groups; each has rows of one product.
@@ -67,6 +81,27 @@ static group_cut cut_of(const te_cuda *d, const group_args &a, int tiles, int ro
     return c;
 }
 
+// The same of more tokens: a block has all columns and shares the tokens' values with another one, or two split the columns of
+// rows that both have.
+static group_cut many_cut_of(const te_cuda *d, const group_args &a, int tiles, int row_bytes) {
+    const int pairs = d->info.n_sm / 2, n = divide_up(a.cols, GROUP_COLS), most_each = many_most(tiles, row_bytes);
+    group_cut c = {};
+    c.splits = n > 1 && a.groups > 0 && pairs > a.n_products && groups_each(a, pairs) <= most_each ? 2 : 1;
+    int turns = 1;
+    auto wanted = [&] { return c.splits == 2 ? pairs : pairs * 2 * turns; };
+    while (wanted() < a.n_products || groups_each(a, wanted()) > most_each) turns++;
+    c.each = groups_each(a, wanted());
+    c.blocks = blocks_of(a, c.each);
+    c.shares = c.splits == 1 && c.blocks > 1 ? 2 : 1;
+    c.blocks = divide_up(c.blocks, c.shares) * c.shares;
+    c.across = divide_up(c.each, 4) * 4;
+    c.deep = many_deep(c.each);
+    const many_ring ring = many_ring_of(tiles, row_bytes, c.each);
+    c.slots = ring.slots;
+    c.stages = ring.stages;
+    return c;
+}
+
 te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_act *a = op->act;
     const te_mat *up = &op->product[0].w, *gate = &op->product[1].w;
@@ -80,16 +115,19 @@ te_status check_act(te_cuda *d, const te_cuda_gemm *op) {
 
 te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
-    if (op->transposed || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > GROUP_TOK || x.tiles != divide_up(op->n_tok, 8) ||
-        x.ld % 256 || x.matrices != HALF_IN_TURN)
+    const bool many = op->n_tok > GROUP_TOK;
+    const int at = many ? many_kernel_for(op->n_tok) : divide_up(op->n_tok, 8) - 2;
+    if (op->transposed || op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > MANY_TOK ||
+        x.tiles != (many ? many_tiles[at] : at + 2) || x.ld % 256 || x.matrices != HALF_IN_TURN)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
     bool done[TE_MAX_PRODUCTS] = {};
     for (int i = 0; i < op->n_products; i++) {
         if (done[i]) continue;
         const te_mat *w = &op->product[i].w;
-        const group_kernels *k = kernels_of_groups(w->type);
-        if (!k || k->words != x.words)
+        const group_kernels *few = many ? nullptr : kernels_of_groups(w->type);
+        const many_kernels *k = many_kernels_of(w->type); // which has all that these have
+        if (!k || (!many && !few) || k->words != x.words)
             return refuse(d, te_fail(TE_ARGUMENT, "gemm: the input is not that of weights of type %d", (int)w->type));
         group_job job = {};
         group_args &a = job.of;
@@ -120,7 +158,7 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
             a.counter = op->counter;
             a.groups = divide_up(op->act->n, 8);
         }
-        const group_cut c = cut_of(d, a, x.tiles, k->row_bytes);
+        const group_cut c = many ? many_cut_of(d, a, x.tiles, k->row_bytes) : cut_of(d, a, x.tiles, k->row_bytes);
         a.each = c.each;
         a.across = c.across;
         a.deep = c.deep;
@@ -138,8 +176,15 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
                                     (op->act ? 8 : 16) * c.each, &job.map[j][i]));
             }
         }
-        TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[x.tiles - 2], dim3((unsigned)(c.blocks * c.splits)),
-                                    (unsigned)c.splits, 32 * c.across * c.deep + 64,
+        if (many) {
+            TE_CUDA_TRY(launch_clusters(d, "gemm", k->run[at], dim3((unsigned)(c.blocks * c.splits)),
+                                        (unsigned)(c.splits * c.shares), many_threads(c.across * c.deep),
+                                        many_smem(x.tiles, k->row_bytes, c.each, c.across, c.deep, c.slots, c.stages),
+                                        many_job{job, c.shares}));
+            continue;
+        }
+        TE_CUDA_TRY(launch_clusters(d, "gemm", few->run[at], dim3((unsigned)(c.blocks * c.splits)), (unsigned)c.splits,
+                                    32 * c.across * c.deep + 64,
                                     group_smem(x.tiles, k->row_bytes, c.each, c.across, c.deep, c.slots, c.stages),
                                     job));
     }

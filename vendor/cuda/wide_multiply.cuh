@@ -70,6 +70,22 @@ WIDE_WGMMA(13, 104, 52, 53, 54, 55, 56)
 WIDE_WGMMA(14, 112, 56, 57, 58, 59, 60)
 WIDE_WGMMA(15, 120, 60, 61, 62, 63, 64)
 WIDE_WGMMA(16, 128, 64, 65, 66, 67, 68)
+// Of wide_many.cuh.
+#define WIDE_SUMS_17  WIDE_SUMS_16 ", %64, %65, %66, %67"
+#define WIDE_SUMS_18  WIDE_SUMS_17 ", %68, %69, %70, %71"
+#define WIDE_SUMS_20  WIDE_SUMS_18 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WIDE_SUMS_22  WIDE_SUMS_20 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WIDE_SUMS_24  WIDE_SUMS_22 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WIDE_TILES_17 WIDE_TILES_16, WIDE_TILE(16)
+#define WIDE_TILES_18 WIDE_TILES_17, WIDE_TILE(17)
+#define WIDE_TILES_20 WIDE_TILES_18, WIDE_TILE(18), WIDE_TILE(19)
+#define WIDE_TILES_22 WIDE_TILES_20, WIDE_TILE(20), WIDE_TILE(21)
+#define WIDE_TILES_24 WIDE_TILES_22, WIDE_TILE(22), WIDE_TILE(23)
+WIDE_WGMMA(17, 136, 68, 69, 70, 71, 72)
+WIDE_WGMMA(18, 144, 72, 73, 74, 75, 76)
+WIDE_WGMMA(20, 160, 80, 81, 82, 83, 84)
+WIDE_WGMMA(22, 176, 88, 89, 90, 91, 92)
+WIDE_WGMMA(24, 192, 96, 97, 98, 99, 100)
 #endif
 
 // sum += the rows' weights (of two units, row g and row g + 8 each) times the tokens' values that descriptor `at` names. Sums
