@@ -77,12 +77,11 @@ static void run_exchange(te_pool *pool, exchange *e) {
 
 /* ---- work queues ---- */
 
-#define ASKED_PARTS 12
-#define MAX_PARTS   (3 * ASKED_PARTS) /* a team that other programs made smaller cuts chains into more */
+#define MAX_PARTS 12
 
 /* Plain values, so that a thread sanitizer sees a part that begins before the one before it in its chain is complete. */
 typedef struct dealing {
-    int32_t n_chains, n_parts;               /* at least so many */
+    int32_t n_chains, n_parts;
     int32_t done[2][MAX_MEMBERS][MAX_PARTS]; /* by an unordered deal, by an ordered one */
     int64_t sum[MAX_MEMBERS];                /* of a chain, in the order of its parts */
     int32_t n_by[MAX_MEMBERS];               /* parts that a member did */
@@ -96,7 +95,6 @@ static void dealing_task(void *ctx, te_team *team) {
     if (team->ith == g->late) sleep_us(500);
     te_work_begin(team, &d, g->n_parts, false);
     CHECK(d.n_chains == g->n_chains, "%d chains for %d threads", d.n_chains, g->n_chains);
-    CHECK(d.n_parts >= g->n_parts && d.n_parts <= MAX_PARTS, "%d parts instead of %d", d.n_parts, g->n_parts);
     while (te_work_next(team, &d)) {
         g->done[0][d.chain][d.part]++;
         g->n_by[team->ith]++;
@@ -132,7 +130,7 @@ static void stress_deals(int32_t n_runs) {
         uint32_t random = (uint32_t)n;
         for (int32_t run = 0; run < n_runs; run++) {
             random = random * 1664525u + 1013904223u;
-            dealing g = {.n_chains = n, .n_parts = 1 + (int32_t)(random >> 20) % ASKED_PARTS, .late = -1, .slow = -1};
+            dealing g = {.n_chains = n, .n_parts = 1 + (int32_t)(random >> 20) % MAX_PARTS, .late = -1, .slow = -1};
             if ((random >> 8 & 7) == 0) g.late = (int32_t)(random >> 16) % n;
             if ((random >> 11 & 7) == 0) g.slow = (int32_t)(random >> 16) % n;
             te_pool_run(pool, dealing_task, &g);
@@ -188,13 +186,13 @@ static void check_ahead(void) {
 static void check_help(void) {
     te_pool *pool;
     CHECK(te_pool_new(2, &pool) == TE_OK, "%s", te_last_error());
-    int32_t least = ASKED_PARTS; /* in one of many tries the member that is here has its CPU all the time */
+    int32_t least = MAX_PARTS; /* in one of many tries the member that is here has its CPU all the time */
     for (int32_t run = 0; run < 50; run++) {
-        dealing g = {.n_chains = 2, .n_parts = ASKED_PARTS, .late = 1, .slow = -1};
+        dealing g = {.n_chains = 2, .n_parts = MAX_PARTS, .late = 1, .slow = -1};
         te_pool_run(pool, dealing_task, &g);
         if (g.n_by[1] < least) least = g.n_by[1];
     }
-    CHECK(least < ASKED_PARTS, "a member that was away did all of its %d parts", least);
+    CHECK(least < MAX_PARTS, "a member that was away did all of its %d parts", least);
     te_pool_free(pool);
 }
 
@@ -393,27 +391,6 @@ static void check_room(void) {
     te_team_system = before;
 }
 
-/* A smaller team cuts chains so that all of its members have as much to do. */
-static void cut_task(void *ctx, te_team *team) {
-    enum { ITEMS = 1000 };
-    static _Atomic int32_t done[ITEMS];
-    const int32_t n_parts = *(const int32_t *)ctx;
-    for (int ordered = 0; ordered < 2; ordered++) {
-        te_work d;
-        te_work_begin(team, &d, 1, ordered);
-        CHECK(d.n_parts == n_parts, "%d members: %d parts", team->nth, d.n_parts);
-        while (te_work_next(team, &d)) {
-            int64_t lo, hi;
-            te_work_share(&d, ITEMS, 1, &lo, &hi);
-            for (; lo < hi; lo++) atomic_fetch_add(&done[lo], 1);
-        }
-        te_barrier(team);
-        for (int32_t i = 0; team->ith == 0 && i < ITEMS; i++)
-            CHECK(atomic_exchange(&done[i], 0) == 1, "item %d was not done once", i);
-        te_barrier(team);
-    }
-}
-
 /* Members that wait for late ones sleep instead of waiting for CPUs, so a whole team asks, too, what others leave. */
 static void check_room_of_whole_team(void) {
     enum { MEMBERS = 6, LEFT = 4 };
@@ -423,12 +400,10 @@ static void check_room_of_whole_team(void) {
     CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
     system_says.n_cpus = 2 * MEMBERS;
     system_says.share = 1 - LEFT / 12.0;
-    te_pool_run(pool, cut_task, &(int32_t){1});
     check_stays(pool, MEMBERS, "that have all the CPUs they need");
     atomic_store(&system_says.half, true);
     int32_t nth = run_until(pool, LEFT, LEFT);
     CHECK(nth == LEFT, "%d members that miss CPUs where others leave %d", nth, LEFT);
-    te_pool_run(pool, cut_task, &(int32_t){2}); /* six chains of two parts are three for each of four */
     system_says.share = 0;
     nth = run_until(pool, MEMBERS, MEMBERS);
     CHECK(nth == MEMBERS, "%d members where others have nothing", nth);

@@ -242,7 +242,7 @@ def test_one_token_of_experts_in_many_parts(kind: str, act: int) -> None:
         with team_of(TABLES[BEST], n_threads, two) as team:
             alone, counts = run(team, one, skip=act == RELU)
             pair, of_two = run(team, two, skip=act == RELU)
-            fewer, _ = run(team, one, skip=act == RELU, all_members=n_threads == 1)  # in more parts yet
+            fewer, _ = run(team, one, skip=act == RELU, all_members=n_threads == 1)
         assert np.array_equal(alone[0], pair[0]) and np.array_equal(pair[0], pair[1])
         assert np.array_equal(fewer, alone)
         assert counts["rows"] == of_two["rows"] and 2 * counts["fired"] == of_two["fired"]

@@ -218,24 +218,8 @@ static taken take(te_work *d, te_member *members, int32_t chain) {
     }
 }
 
-/* Members of a team that is not whole do the parts of all chains in turns, of which the last one is full only if n_parts fits:
- * four parts of 12 chains take 11 members five turns, where 4.4 would do. So up to three times as many are tried. */
-static int32_t fitting_parts(int32_t n_chains, int32_t nth, int32_t n_parts) {
-    int32_t best = n_parts;
-    int64_t best_turns = ((int64_t)n_chains * n_parts + nth - 1) / nth;
-    for (int32_t n = n_parts + 1; n <= 3 * n_parts; n++) {
-        if (best_turns * nth * 32 <= (int64_t)n_chains * best * 33) break; /* 3 % at most are for nothing */
-        const int64_t turns = ((int64_t)n_chains * n + nth - 1) / nth;
-        if (turns * best >= best_turns * n) continue;
-        best = n;
-        best_turns = turns;
-    }
-    return best;
-}
-
 void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered) {
-    const int32_t n_chains = team->pool->n_threads;
-    *d = (te_work){-1, 0, n_chains, fitting_parts(n_chains, team->nth, n_parts), ++team->n_queues, ordered};
+    *d = (te_work){-1, 0, team->pool->n_threads, n_parts, ++team->n_queues, ordered};
 }
 
 /* Of the chains of all, first its own, but those of members that are not here must not fall behind. */

@@ -104,15 +104,14 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
  *     while (te_work_next(team, &d)) work_on(d.chain, d.part);
  *
  * All members begin the same queues in the same order, and go on until there is no next; no barrier is needed before,
- * and what was done is complete after the next one. n_parts of each chain: 1..65535, at least; a team with fewer members
- * than chains cuts them into more, so that its members end together. No result may depend on where a chain is cut. */
+ * and what was done is complete after the next one. */
 typedef struct te_work {
     int32_t chain, part; /* what to do */
     int32_t n_chains, n_parts;
     uint32_t number; /* of this queue */
     bool ordered;
 } te_work;
-void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered);
+void te_work_begin(te_team *team, te_work *d, int32_t n_parts, bool ordered); /* n_parts: 1..65535 */
 bool te_work_next(te_team *team, te_work *d);
 
 /* The part's share of n items in units of `unit`: a chain is a run of items, its parts follow each other. */
