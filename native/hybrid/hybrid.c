@@ -243,14 +243,19 @@ bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
     return l < m->info.n_layer ? !m->layer[l].n_host : !h->s->options.keep_hidden;
 }
 
-/* More where all layers' products of so many tokens are faster together. */
-static int32_t most_mixed(pi_hybrid *h) {
+/* Tokens that are one program: more than PI_MANY where all layers' products of so many are faster together. splits: more are
+ * several; not where products of any number read weights as they are, or there are no kernels for many. */
+static int32_t most_mixed(const pi_hybrid *h, bool *splits) {
     const pi_model *m = h->s->model;
     int32_t n = PI_WIDE;
-    h->converts = false;
+    bool is_f16 = true;
+    *splits = m->info.n_expert > 0; /* of more tokens all experts are read as a prompt's are */
+    if (*splits) return PI_MANY;
     for (int32_t l = 0; l < m->info.n_layer; l++) {
         const pi_layer *layer = &m->layer[l];
-        if (layer->adapter || pi_experts_of(layer)) return PI_MANY;
+        if (layer->adapter) return PI_MANY;
+        const pi_ffn *f = pi_ffn_of(layer);
+        if (f && f->down_t.w && f->down_t.type != TE_F16 && n > PI_WIDE_DOWN) n = PI_WIDE_DOWN;
         for (int32_t i = 0; i < layer->n_blocks; i++) {
             pi_block b = layer->block[i];
             pi_block_mat mats[PI_BLOCK_MATS];
@@ -258,11 +263,12 @@ static int32_t most_mixed(pi_hybrid *h) {
             for (int32_t k = 0; k < n_mats; k++) {
                 if (!mats[k].mat->w || mats[k].use == PI_MAT_PREDICTOR) continue;
                 if (!pi_space_wide(mats[k].mat->type)) return PI_MANY;
-                h->converts |= mats[k].mat->type != TE_F16;
+                is_f16 &= mats[k].mat->type == TE_F16;
             }
         }
     }
     for (int32_t i = 0; i < h->n_devices; i++) n = n < h->device[i].info.max_wide ? n : h->device[i].info.max_wide;
+    *splits = !is_f16 && n > PI_MANY;
     return n;
 }
 
@@ -277,7 +283,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress = o->progress;
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
-    h->max_mixed = most_mixed(h);
+    h->max_mixed = most_mixed(h, &h->splits);
     PI_TRY(pi_cache_open(h, !o->frozen_experts));
     for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
     settle_zero_copy(h);

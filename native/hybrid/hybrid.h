@@ -147,7 +147,7 @@ typedef struct pi_hybrid {
     int32_t max_logits;            /* tokens of a run that want logits */
     int32_t max_mixed;             /* tokens of prompts and next ones of sequences that are one program */
     uint32_t number;               /* of the step's first hand-over */
-    bool converts;                 /* products of more tokens than max_mixed want weights converted first */
+    bool splits;                   /* more next tokens than max_mixed are several programs */
     bool is_whole;                 /* all is resident, and the head: the CPU computes nothing in a step */
     te_pool *caller;               /* the calling thread by itself */
     te_pool *few;                  /* a part of the threads, for what is small: one of all always finds its CPU taken */

@@ -78,11 +78,10 @@ static int32_t mixed_length(const pi_session *s, const pi_cut *c, int32_t first,
     return n_front && n > n_front && !goes_on && n - n_front <= s->hybrid->max_logits ? n : 0;
 }
 
-/* Next tokens of more sequences than products read weights once for are several programs of about as many, unless these are
- * read as they are by products of any number. */
+/* Next tokens of more sequences than one program is for are several of about as many. */
 static int32_t decoding_length(const pi_session *s, const pi_batch *b, int32_t first, int32_t n) {
     const int32_t most = pi_chunk_mixed(s);
-    if (most <= PI_MANY || n <= most || !s->hybrid->converts) return n;
+    if (most == 0 || n <= most || !s->hybrid->splits) return n;
     for (int32_t i = first; i < first + n - 1; i++)
         if (!several_generate(b, i)) return n;
     const int32_t parts = (n + most - 1) / most;

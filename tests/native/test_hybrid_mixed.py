@@ -119,7 +119,7 @@ def test_more_than_64_as_apart(
 ) -> None:
     """One program where products of so many tokens are faster together."""
     with Model(write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", kind)) as model, opened(model) as s:
-        assert s.info.n_mixed == (64 if kind == Kind.F32 else 256)
+        assert s.info.n_mixed == (64 if kind == Kind.F32 else 192)
         got, want, n = both_ways(s, prompts, ends, n_next)
         assert beyond_rounding(want, got, model.info.n_layer, int8=kind == Kind.Q4_0) < 1
         n_front = 0 if kind == Kind.F32 else sum(prompts.values())
@@ -127,15 +127,30 @@ def test_more_than_64_as_apart(
 
 
 @pytest.mark.parametrize(
-    ("kind", "n_seq", "n_last"),
-    [(Kind.Q4_0, 256, 256), (Kind.Q4_0, 257, 121), (Kind.Q4_0, 520, 168), (Kind.F16, 257, 257)],
+    ("name", "kind", "n_seq", "n_last"),
+    [
+        ("llama-relu-gqa", Kind.Q4_0, 192, 192),
+        ("llama-relu-gqa", Kind.Q4_0, 193, 89),
+        ("llama-relu-gqa", Kind.Q4_0, 520, 168),
+        ("llama-relu-gqa", Kind.F16, 257, 257),
+        ("by neuron", Kind.F16, 192, 192),
+        ("by neuron", Kind.Q4_0, 129, 57),
+        ("qwen3moe", Kind.Q4_0, 64, 64),
+        ("qwen3moe", Kind.Q4_0, 65, 25),
+    ],
 )
-def test_more_sequences_than_a_program_takes(kind: Kind, n_seq: int, n_last: int, tmp_path: Path) -> None:
-    """Next tokens of more than 256 sequences are several programs of about as many, unless products of any
-    number read weights as they are."""
+def test_more_sequences_than_a_program_takes(
+    name: str, kind: Kind, n_seq: int, n_last: int, tmp_path: Path
+) -> None:
+    """Next tokens of more sequences (192; 128 where a quantised down is by neuron; 64 of a mixture) are
+    several programs of about as many, unless products of any number read weights as they are."""
     rng = np.random.default_rng(3)
     history, nexts = [tokens(rng, 2 + q % 5) for q in range(n_seq)], tokens(rng, n_seq)
-    file = write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", kind)
+    if name == "by neuron":
+        spec = models.SPECS["llama-relu"]
+        file = models.write_sparse(tmp_path / "m.gguf", spec, models.draw_predictor(spec), kind=kind)
+    else:
+        file = write(tmp_path, models.SPECS[name], "dense", kind)
     with Model(file) as model, opened(model, n_seq=n_seq) as s:
 
         def begin() -> None:
@@ -214,4 +229,4 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
         for mask_prompts in (False, True):
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
-                assert s.info.n_mixed == (256 if mask_prompts else 0)
+                assert s.info.n_mixed == (192 if mask_prompts else 0)

@@ -55,14 +55,13 @@ void *gemm_room(Cuda *c, te_cuda_gemm *op) {
 /* Products of some tokens read weights in their format; of more they are converted first, which takes as long as reading
  * them three times. So up to twice as many, but no more than MOST_IN_TWO, are computed in two parts: returns the size of one,
  * or n_tok. most: tokens that one may have. */
-constexpr int32_t MOST_AT_ONCE = PI_WIDE / 4 * 3, MOST_IN_TWO = 192;
+constexpr int32_t MOST_IN_TWO = 192;
 int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok, int32_t most = PI_WIDE) {
     /* Measured with matrices alone. */
     auto has = [&](int32_t n) { return n <= most && c->te->half_form(c->d, w->type, n, w->cols).matrices; };
-    if (n_tok <= TE_CUDA_WIDE_TOK || (n_tok <= MOST_AT_ONCE && has(n_tok))) return n_tok;
-    if (n_tok > MOST_AT_ONCE && n_tok <= PI_WIDE && has(PI_WIDE / 2)) return PI_WIDE / 2; /* and what is left */
+    if (n_tok <= TE_CUDA_WIDE_TOK || (n_tok <= PI_WIDE && has(n_tok))) return n_tok;
     if (n_tok > MOST_IN_TWO || w->type == TE_F16) return n_tok;
-    for (int32_t widest : {PI_WIDE / 2, PI_WIDE / 8 * 3, (int32_t)TE_CUDA_WIDE_TOK}) {
+    for (int32_t widest : {128, 96, (int32_t)TE_CUDA_WIDE_TOK}) {
         if (!has(widest)) continue;
         return n_tok <= widest || n_tok > 2 * widest ? n_tok : ((n_tok + 1) / 2 + 7) / 8 * 8;
     }
@@ -76,7 +75,7 @@ int32_t part_of(Cuda *c, const te_linear_args *a) {
 int32_t part_of(Cuda *c, const te_ffn_args *a) {
     const bool plain = !a->staged && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
                        !a->up_adapter.a.w && !a->down_adapter.a.w;
-    const int32_t most = a->down.w ? PI_WIDE / 2 : (int32_t)PI_WIDE; /* of products by neuron */
+    const int32_t most = a->down.w ? PI_WIDE_DOWN : (int32_t)PI_WIDE;
     for (const te_mat *w : {&a->gate, &a->up, &a->down, &a->down_out})
         if (w->w && (!plain || part_of(c, w, a->n_tok, most) == a->n_tok)) return a->n_tok;
     return part_of(c, &a->up, a->n_tok, most);
@@ -302,7 +301,7 @@ int32_t hidden_type(Cuda *c, const te_ffn_args *a) {
     if (a->down_adapter.a.w) return -1;
     if (!a->down.w) return a->down_out.type;
     auto in_matrices = [&](int32_t type) { return c->te->half_form(c->d, type, a->n_tok, a->down.n_rows).matrices; };
-    const bool by_neuron = a->n_tok <= PI_WIDE / 2 && in_matrices(a->down.type) && in_matrices(TE_F16);
+    const bool by_neuron = a->n_tok <= PI_WIDE_DOWN && in_matrices(a->down.type) && in_matrices(TE_F16);
     return by_neuron ? TE_F16 : -1;
 }
 
