@@ -143,11 +143,11 @@ bench: build ## tokens/s, bytes per token and the share of this machine's read r
 bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
 	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
 
-# Official clients of the server, Ray, PyTorch and what the site is made with, for the tests that need them.
+# Official clients of the server, Ray, PyTorch and what the site is made with, for the tests that need them. PyTorch comes
+# without its CUDA libraries where PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 CLIENTS = anthropic langchain-openai llama-index-embeddings-openai-like llama-index-llms-openai-like ollama openai openai-agents
 slow-packages:
-	$(PYTHON) -m pip install -q $(CLIENTS) 'ray[data,serve]>=2.48' llm safetensors mkdocs-material 'mkdocstrings[python]'
-	$(PYTHON) -m pip install -q --extra-index-url https://download.pytorch.org/whl/cpu torch
+	$(PYTHON) -m pip install -q $(CLIENTS) 'ray[data,serve]>=2.48' torch safetensors llm mkdocs-material 'mkdocstrings[python]'
 	@mkdir -p build/clients
 	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix build/clients openai; fi
 
