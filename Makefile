@@ -143,19 +143,21 @@ bench: build ## tokens/s, bytes per token and the share of this machine's read r
 bench-kernels: build-testing ## GB/s and GFLOP/s of every kernel, format and instruction set (pytest-benchmark)
 	$(PYTHON) -m pytest tests/benchmarks --benchmark-columns=min,median $(PYTEST_ARGS)
 
-# Official clients of the server, and Ray, for the tests that need them.
+# Official clients of the server, Ray, PyTorch and what the site is made with, for the tests that need them. PyTorch comes
+# without its CUDA libraries where PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 CLIENTS = anthropic langchain-openai llama-index-embeddings-openai-like llama-index-llms-openai-like ollama openai openai-agents
-clients:
-	$(PYTHON) -m pip install -q $(CLIENTS) 'ray[data,serve]>=2.48'
+slow-packages:
+	$(PYTHON) -m pip install -q $(CLIENTS) 'ray[data,serve]>=2.48' torch safetensors llm mkdocs-material 'mkdocstrings[python]'
 	@mkdir -p build/clients
 	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix build/clients openai; fi
 
-slow: build-testing clang sanitize cross-aarch64 emulate-amx clients ## what is too slow for every change: clang, sanitizers, 64-bit ARM, fuzzing, other instruction sets and more cases, clang-tidy on all files, the server under load, its page in a browser, official clients, Ray, tokenizers and chat templates against their originals, examples that no run had before
+slow: build-testing clang sanitize cross-aarch64 emulate-amx slow-packages ## what is too slow for every change (docs/checks.md)
 	$(MAKE) fuzz FUZZ_SECONDS=600
 	$(PYTHON) scripts/check_openapi.py
 	$(PYTHON) scripts/soak_server.py --minutes 10
 	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/page
 	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/powerinfer/test_ray_serve.py
+	$(PYTHON) -m pytest $(PYTEST_ARGS) tests/predictor tests/convert tests/scripts tests/powerinfer/test_statistics.py tests/powerinfer/test_llm_plugin.py
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m slow
 	POWERINFER_ISA=avx2 $(PYTHON) -m pytest $(PYTEST_ARGS) tests/native/test_hybrid.py tests/native/test_hybrid_mixtures.py
 	$(PYTHON) -m pytest $(PYTEST_ARGS) -m "hypothesis and not slow" --hypothesis-profile=drawn
@@ -175,4 +177,4 @@ wheel: ## dist/powerinfer-VERSION-py3-none-manylinux_*.whl and the sdist
 clean: ## what the commands above made
 	rm -rf build dist powerinfer/lib *.egg-info
 
-.PHONY: help docs build build-testing clients cuda library check lint tidy fix test clang sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean
+.PHONY: help docs build build-testing slow-packages cuda library check lint tidy fix test clang sanitize sanitize-address sanitize-thread cross-aarch64 fuzz bench bench-kernels slow wheel clean

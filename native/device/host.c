@@ -87,6 +87,7 @@ static pi_status host_finish(pi_device *dev) {
         pi_host_fail(d, PI_FAIL(PI_ERROR_TIMEOUT, "the device's part of a step was cancelled"));
     const pi_status st = d->status;
     d->status = PI_OK;
+    __atomic_store_n(&d->vanished, 0, __ATOMIC_RELAXED); /* of the last operation: none behind it has taken that back */
     __atomic_store_n(dev->cancelled, 0, __ATOMIC_RELAXED);
     return st == PI_OK ? PI_OK : PI_FAIL(st, "%s", d->problem);
 }

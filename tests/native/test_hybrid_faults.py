@@ -135,6 +135,28 @@ def test_every_operation_can_fail(model: Model, faults: Faults, at: Any, name: s
 
 
 @with_faults
+def test_one_that_was_lost_in_the_end_is_there_again(model: Model, faults: Faults) -> None:
+    """It is not taken for lost once more, however late it begins the next step: each third operation is later
+    than who waits looks at the device, and at one of three tries that is a step's first one."""
+    plan = place(model, "all", "exact")
+    with Session(model, plan=plan, device="host", **options("exact")) as s:
+        s.feed(IDS[:7])
+        before = s.save()
+        faults.vanish = 10000
+        s.feed([IDS[7]])
+        want, n_operations = s.logits().copy(), 10000 - faults.vanish
+        assert n_operations % 3  # so that it is another one at each try
+        for _ in range(3):
+            s.load(before)
+            faults.vanish, faults.late_us = n_operations, 0
+            with pytest.raises(DeviceError, match="the device is lost"):
+                s.feed([IDS[7]])
+            faults.late_us = 60000
+            s.feed([IDS[7]])
+            assert np.array_equal(s.logits(), want)
+
+
+@with_faults
 @pytest.mark.parametrize("at", [BETWEEN, BEHIND])
 @pytest.mark.parametrize("sparsity", ["predicted", "exact"])
 def test_a_device_that_is_late_changes_no_bits(model: Model, faults: Faults, sparsity: str, at: Any) -> None:

@@ -76,9 +76,14 @@ def need_ray() -> Any:
 
 
 def outside_of_this_process(tmp_path: Path) -> dict[str, str]:
-    """The environment of a program that starts a cluster of its own."""
+    """The environment of a program that starts a cluster of its own.
+
+    `ray.init` sets variables for programs that belong to its cluster, RAY_AUTH_MODE among them: a cluster
+    that takes that over, with another HOME, waits in vain for a token.
+    """
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "HOME": str(tmp_path), "RAY_ADDRESS": "local"}
+    return {**others, "PYTHONPATH": path, "HOME": str(tmp_path), "RAY_ADDRESS": "local"}
 
 
 def ask(port: int) -> str | None:
