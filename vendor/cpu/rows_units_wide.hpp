@@ -44,6 +44,7 @@ template <class V, class C, class B> struct wide_units : k_rows<V, C> {
     static constexpr bool has_fifth = sizeof(B) == sizeof(te_block_q5_k), has_minima = C::n_minima > 0;
     using act = wide_act<has_minima>;
     static constexpr int chunk = 512, bytes = 2 * sizeof(B);
+    static constexpr uint8_t nothing[2] = {};
     static_assert(V::lanes == 16, "two blocks' units");
 
     static size_t act_bytes(int32_t cols) { return (size_t)((cols + chunk - 1) / chunk) * sizeof(act); }
@@ -69,18 +70,19 @@ template <class V, class C, class B> struct wide_units : k_rows<V, C> {
                 for (int l = 0; l < 16; l++) a.sixteens[b][4 * i + l / 4] += a.start[b][i][l];
             }
     }
-    // sum[t] += two blocks . x[t]. They are unpacked once for all T.
-    template <int T> static void mac(const uint8_t *p, const act *const *x, f32 *sum) {
+    // sum[t] += n blocks . x[t]. They are unpacked once for all T.
+    template <int T, int n = 2> static void mac(const uint8_t *p, const act *const *x, f32 *sum) {
         const B *b = (const B *)p;
         if constexpr (has_minima) {
             i32 w[2][2][2]; // as in act
-            for (int k = 0; k < 2; k++) codes(b[k], w[k]);
-            f32 d, m;
-            V::factors_of_two(C::factors(p), C::factors(p + sizeof(B)), d, m);
+            for (int k = 0; k < n; k++) codes(b[k], w[k]);
+            f32 d, m, second = V::zero();
+            if constexpr (n == 2) second = C::factors(p + sizeof(B));
+            V::factors_of_two(C::factors(p), second, d, m);
             TE_EACH(T) {
-                i32 s[2][2];
+                i32 s[2][2] = {{V::zero_i32(), V::zero_i32()}, {V::zero_i32(), V::zero_i32()}};
 #pragma GCC unroll 2
-                for (int k = 0; k < 2; k++)
+                for (int k = 0; k < n; k++)
 #pragma GCC unroll 2
                     for (int odd = 0; odd < 2; odd++)
                         s[k][odd] = V::dot2_u8(V::zero_i32(), w[k][odd][0], V::load_bytes(x[t]->q[k][odd][0]),
@@ -91,8 +93,9 @@ template <class V, class C, class B> struct wide_units : k_rows<V, C> {
             }
         } else {
             i32 part[2][T];
+            TE_EACH(T) part[1][t] = V::zero_i32();
 #pragma GCC unroll 2
-            for (int k = 0; k < 2; k++) {
+            for (int k = 0; k < n; k++) {
                 i32 w[4];
                 six_bits<0>(b[k], w);
                 six_bits<1>(b[k], w + 2);
@@ -104,7 +107,7 @@ template <class V, class C, class B> struct wide_units : k_rows<V, C> {
                     part[k][t] = V::scaled_sixteens(s, by);
                 }
             }
-            const f32 d = V::two_halves16(b[0].d, b[1].d);
+            const f32 d = V::two_halves16(b[0].d, n == 2 ? b[1].d : nothing);
             TE_EACH(T) {
                 const i32 whole = V::units_of_sixteens(part[0][t], part[1][t]); // less than 2^24
                 sum[t] = V::fma(V::to_f32(whole), V::mul(d, V::load(x[t]->d)), sum[t]);
@@ -133,9 +136,7 @@ template <class V, class C, class B> struct wide_units : k_rows<V, C> {
     // Of a row's last block.
     template <int T>
     __attribute__((noinline, flatten)) static void mac_part(const uint8_t *p, int32_t, const act *const *x, f32 *sum) {
-        B both[2] = {};
-        memcpy(both, p, sizeof(B));
-        mac<T>((const uint8_t *)both, x, sum);
+        mac<T, 1>(p, x, sum);
     }
     static void dot(const te_mat *m, te_rows rows, te_ahead named, const void *acts, float *y) {
         using K = k_rows<V, C>;

@@ -253,8 +253,8 @@ struct vec_avx512 {
         memcpy(&v, p, 4);
         return _mm512_set1_epi32(v);
     }
-    // Of two blocks: the sums of even and odd units, four lanes each, which have less than 2^15. In quarter r come units 2r
-    // and 2r + 1 of the first, then of the second.
+    // Of two blocks: the sums of even and odd units, four lanes each, which have less than 2^15, as activations are
+    // at least -127: 8 * 31 * 127. In quarter r come units 2r and 2r + 1 of the first, then of the second.
     template <bool five> static i32 units_of_two(i32 even0, i32 odd0, i32 even1, i32 odd1) {
         const i32 a = pairs_of(even0, odd0), b = pairs_of(even1, odd1);
         if constexpr (!five) return pairs_of(a, b); // sixteen products fit into a word
@@ -271,7 +271,7 @@ struct vec_avx512 {
         m = _mm512_permutex2var_ps(a, _mm512_add_epi32(order, _mm512_set1_epi32(8)), b);
     }
     // A block's registers, each of whose quarters is sixteen weights, to one number for each, times its scale: in quarter c
-    // those of registers 0 to 3. Sums of eight weights of six bits, less 32, fit into words.
+    // those of registers 0 to 3. Sums of eight weights of six bits, less 32, fit into words: 8 * 32 * 127.
     static i32 sixteen_scales(const int8_t *p) {
         const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
         const __m256i order = _mm256_setr_epi8(0, 0, 4, 4, 8, 8, 12, 12, 1, 1, 5, 5, 9, 9, 13, 13, 2, 2, 6, 6, 10, 10,
