@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -110,6 +111,43 @@ def test_no_list_is_read_past_its_end(table: str, name: str) -> None:
                     cpu.axpy(k, m, rows, y, acc, named)
 
 
+@pytest.mark.parametrize("name", sorted(cpu.HALVES.keys() & set(INT8)))
+@pytest.mark.parametrize("table", TABLES)
+def test_the_largest_products(table: str, name: str) -> None:
+    """Sums in few bits hold codes and activations that are all as large as they can be, of either sign."""
+    k = TABLES[table].row[TYPES[name]]
+    size, n_rows, n_tokens = cpu.block(name)[1], 32, 6
+    cols = 3 * max(cpu.block(name)[0], 256)
+    blocks = np.zeros((n_rows, cols // cpu.block(name)[0], size), dtype=np.uint8)
+    blocks[1::4] = 0xFF  # Q6_K's scales: 0, -1, 127 and -128
+    blocks[2::4], blocks[3::4] = 0x7F, 0x80
+    if name == "Q6_K":
+        blocks[2::4, :, :192], blocks[3::4, :, :192] = 0xFF, 0
+    for at in cpu.HALVES[name]:
+        blocks[:, :, at : at + 2] = np.full(1, 2.0**-8, np.float16).view(np.uint8)
+    data = blocks.reshape(n_rows, -1)
+    w = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name]).astype(np.float64)
+    x = np.ones((n_tokens, cols), dtype=np.float32)
+    x[1::2] = -1
+    x[2:4, ::2] = 0
+    act = np.stack([cpu.packed(k, own) for own in x])
+    act = np.pad(act, ((0, 0), (0, -act.shape[1] % 16)))
+    places = cpu.floats(act.size)
+    places[:] = act.ravel()
+    y = cpu.floats(n_tokens * n_rows)
+    with cpu.Guarded(data) as memory:
+        m = cpu.matrix(name, memory.pointer, n_rows, cols)
+        rows, tokens = cpu.row_list(None, 0, n_rows), ffi.new("te_tokens *", {"n": n_tokens})
+        act_p = ffi.cast("void *", places.ctypes.data)
+        k.dot_batch(m, rows[0], cpu.NOTHING_AHEAD[0], tokens[0], act_p, 4 * act.shape[1], fp(y), n_rows)
+        limit = 8 * EPS * np.sqrt(cols) * (np.abs(x.astype(np.float64)) @ np.abs(w).T) + 1e-30
+        assert np.all(np.abs(y.reshape(n_tokens, n_rows) - x.astype(np.float64) @ w.T) <= limit)
+        for t in range(n_tokens):
+            alone = cpu.floats(n_rows)
+            cpu.dot(k, m, rows, places[t * act.shape[1] :], alone)
+            assert alone.tobytes() == y[t * n_rows : (t + 1) * n_rows].tobytes()
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("table, name", CASES)
 def test_a_batch_has_the_bits_of_one(table: str, name: str) -> None:
@@ -137,6 +175,7 @@ def test_a_batch_has_the_bits_of_one(table: str, name: str) -> None:
             for n, rows, who in (
                 (2, None, None),
                 (8, sparse, bits),
+                (17, sparse, None),
                 (most, None, bits),
                 (most, sparse, None),
                 (most, sparse, same),

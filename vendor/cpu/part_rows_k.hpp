@@ -9,11 +9,14 @@
 #include "rows_panel.hpp"
 #include "rows_tile.hpp"
 #include "rows_units.hpp"
+#include "rows_units_wide.hpp"
 
 namespace {
 template <class V, class C, class B> te_row_kernels rows_of_units() {
     if constexpr (V::q4_0_by_blocks && V::lanes == 8)
         return rows_of<V, units_rows<V, C, B>, panel_rows<V, row_tile<V, units_lanes<V, C, B>>>>();
+    else if constexpr (V::q4_0_by_blocks)
+        return rows_of<V, wide_units<V, C, B>, panel_rows<V, wide_panel<V, C, B>>>();
     else
         return rows_of<V, k_rows<V, C>>();
 }

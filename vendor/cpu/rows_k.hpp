@@ -15,11 +15,7 @@ namespace {
 
 template <class V, class C> struct k_rows : block_rows<V, C> {
     static constexpr int32_t n_minima = C::n_minima, sums = n_minima ? 272 : 256;
-    // Eight tokens of Q4_K are slower than twice four. Zen 4, AVX-512, Q4_K_M, 4, 8 and 16 sequences: 143, 142 and 150
-    // tokens/s, so 145, 149 and 153; other formats lose.
-    struct walk : block_walk<V, C, sums> {
-        static constexpr int most = C::bytes == sizeof(te_block_q4_k) && V::abreast > 4 ? 4 : V::abreast;
-    };
+    using walk = block_walk<V, C, sums>;
     static constexpr size_t near = 1280, far = row_ahead::BYTES, step = 2 * C::bytes;
     static_assert(C::chunk == 256, "rows are whole chunks");
 

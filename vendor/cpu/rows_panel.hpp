@@ -46,7 +46,8 @@ template <class V, class U> struct block_panel {
     using f32 = typename V::f32;
     using i32 = typename V::i32;
     static constexpr int L = V::lanes, chunk = U::chunk, block_bytes = U::block_bytes;
-    static constexpr int ROWS = L, ABREAST = 4, PASS = 16; // tokens of a pass, whose sums stay in the first cache
+    static constexpr int ROWS = L, ABREAST = 4, PASS = 16, // tokens of a pass, whose sums stay in the first cache
+        LEAST = 3;                                         // two are as fast one row at a time
     using tokens = panel_tokens<PASS>;
     using panel = panel_of<ROWS>;
     typedef uint16_t scales[L][L]; // of a chunk, by blocks
@@ -99,10 +100,11 @@ template <class V, class U> struct block_panel {
     }
 };
 
-// P: ROWS of a panel, PASS tokens that it meets at a time, dot_panel; one_by_one has what is no panel.
+// P: ROWS of a panel, LEAST and PASS, the fewest tokens for which it pays and those that it meets at a time, dot_panel;
+// one_by_one has what is no panel.
 template <class V, class P> struct panel_rows {
     using one_by_one = typename P::one_by_one;
-    static constexpr int ROWS = P::ROWS, LEAST = 3; // tokens; two are as fast one row at a time
+    static constexpr int ROWS = P::ROWS, LEAST = P::LEAST;
 
     // Whether the ROWS rows from place i of the list on are wanted by the same tokens, enough of them.
     static bool is_panel(te_rows rows, te_tokens who, int32_t i) {

@@ -61,7 +61,7 @@ template <class V, class C, class K> struct lane_rows : block_rows<V, C> {
 };
 
 // For rows_batch.hpp.
-template <class V, class C, class K> struct lane_walk : block_walk<V, C, C::chunk> {
+template <class V, class C, class K, int acc_floats = C::chunk> struct lane_walk : block_walk<V, C, acc_floats> {
     using act = typename K::act;
     static constexpr int sums = 1;
     // 24 KiB of eight tokens' activations

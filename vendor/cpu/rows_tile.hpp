@@ -31,7 +31,8 @@ template <class V, class U> struct row_tile {
     using i32 = typename V::i32;
     using unpacked = typename U::unpacked;
     static constexpr int L = V::lanes, chunk = U::chunk;
-    static constexpr int G = 2, ROWS = G * L, PASS = 32, ABREAST = 4; // tokens of a pass and of a tile
+    static constexpr int G = 2, ROWS = G * L, PASS = 32, ABREAST = 4, // tokens of a pass and of a tile
+        LEAST = 3;                                                    // two are as fast one row at a time
     using tokens = panel_tokens<PASS>;
     using panel = panel_of<ROWS>;
     typedef float sums[PASS][L][ROWS];

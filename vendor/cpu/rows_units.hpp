@@ -150,42 +150,29 @@ template <class V, class C, class B> struct units_walk : block_walk<V, C, k_rows
     static float total(const typename V::f32 *sum) { return V::sum(*sum); }
 };
 
-// ---- for rows_tile.hpp
+// ---- rows in lanes, for rows_tile.hpp and rows_units_wide.hpp
 
-// What all three have there: a unit's bytes, four at a time, and its lane.
-template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
-    using K = units_rows<V, C, B>;
+// A block of G * L rows, a lane of G registers for each.
+template <class V, class B, int G> struct units_in_lanes {
     using i32 = typename V::i32;
-    static constexpr int L = V::lanes, ROWS = 2 * L;
-    static constexpr bool has_fifth = sizeof(B) == sizeof(te_block_q5_k), has_minima = K::has_minima,
-                          has_scales = !has_minima, words = false;
-    static constexpr int parts = has_scales || has_fifth ? 2 : 1, chunk_bytes = sizeof(B);
+    static constexpr int L = V::lanes, ROWS = G * L;
+    static constexpr bool has_fifth = sizeof(B) == sizeof(te_block_q5_k),
+                          has_scales = sizeof(B) == sizeof(te_block_q6_k), has_minima = !has_scales;
     struct unpacked {
-        alignas(32) uint8_t q[8][2][8][4 * L]; // of unit u, four weights of each row
-        alignas(32) float d[has_scales ? 1 : 8][ROWS], m[has_scales ? 1 : 8][ROWS];
-        alignas(32) int32_t s[has_scales ? 8 : 1][2][ROWS]; // the scales of a unit's sixteens, two equal words
+        alignas(4 * L) uint8_t q[8][G][8][4 * L]; // of unit u, four weights of each row
+        alignas(4 * L) float d[has_scales ? 1 : 8][ROWS], m[has_scales ? 1 : 8][ROWS];
+        alignas(4 * L) int32_t s[has_scales ? 8 : 1][2][ROWS]; // the scales of a unit's sixteens, as V::unit_scale
     };
-    static constexpr int at_q(int u) { return 32 * u; }
-    static constexpr int step(int k) { return 4 * k; }
-    static constexpr int lane(int u) { return u; }
-    static constexpr int at_start(int u, int part) {
-        return (int)offsetof(typename K::act, start) + 32 * (u / 4) + 4 * (u % 4) + 16 * part;
-    }
-
-    static typename V::f32 scale(const unpacked &w, int u, int r) { return V::load(w.d[has_scales ? 0 : u] + r * L); }
-
-    // Eight rows' block at byte `at`, which are the lanes of register g.
-    static void unpack(const uint8_t *const *row, size_t at, int, int g, unpacked &w) {
-        const uint8_t *p[L]; // in registers
-        TE_EACH_ROW(L) p[r] = row[r] + at;
+    // L rows' block at byte `at`, which are the lanes of register g.
+    static void unpack(const uint8_t *const *row, size_t at, int g, unpacked &w) {
         if constexpr (has_scales)
-            unpack_six(p, g, w);
+            unpack_six(row, at, g, w);
         else
-            unpack_four(p, g, w);
+            unpack_four(row, at, g, w);
     }
-    static void unpack_four(const uint8_t *const *p, int g, unpacked &w) {
-        i32 v[4];
-        V::transposed16(p, 0, v); // d and dmin, scales and minima
+    static void unpack_four(const uint8_t *const *row, size_t at, int g, unpacked &w) {
+        i32 v[4], fifth[8];
+        V::transposed16(row, at, v); // d and dmin, scales and minima
         const typename V::f32 d = V::template halves<0>(v[0]), m = V::template halves<1>(v[0]);
         const i32 scales[2] = {V::bits_and(v[1], 63),
                                V::bits_or(V::bits_and(v[3], 15), V::template shift_bytes<-2>(v[1], 0x30))},
@@ -195,17 +182,13 @@ template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
             four_factors(scales[h], d, w.d + 4 * h, g);
             four_factors(minima[h], m, w.m + 4 * h, g);
         }
-        alignas(32) uint8_t high[8][4 * L];
-        if constexpr (has_fifth) {
-            for (int i = 0; i < 2; i++) {
-                V::transposed16(p, offsetof(te_block_q5_k, qh) + 16 * (size_t)i, v);
-                for (int k = 0; k < 4; k++) V::store_i32(high[4 * i + k], v[k]);
-            }
-        }
-        four_bits<0>(p, g, high, w);
-        four_bits<1>(p, g, high, w);
-        four_bits<2>(p, g, high, w);
-        four_bits<3>(p, g, high, w);
+        if constexpr (has_fifth)
+            for (int half = 0; half < 2; half++)
+                V::transposed16(row, at + offsetof(te_block_q5_k, qh) + 16 * (size_t)half, fifth + 4 * half);
+        four_bits<0>(row, at, g, fifth, w);
+        four_bits<1>(row, at, g, fifth, w);
+        four_bits<2>(row, at, g, fifth, w);
+        four_bits<3>(row, at, g, fifth, w);
     }
     static void four_factors(i32 bytes, typename V::f32 by, float (*to)[ROWS], int g) {
         V::store(to[0] + g * L, V::mul(V::template float_u8<0>(bytes), by));
@@ -214,44 +197,44 @@ template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
         V::store(to[3] + g * L, V::mul(V::template float_u8<3>(bytes), by));
     }
     // Units 2i and 2i + 1, low and high nibbles of the same bytes.
-    template <int i> static void four_bits(const uint8_t *const *p, int g, const uint8_t (*high)[4 * L], unpacked &w) {
+    template <int i> static void four_bits(const uint8_t *const *row, size_t at, int g, const i32 *fifth, unpacked &w) {
         i32 a[4], b[4], v[4];
         for (int half = 0; half < 2; half++) {
-            V::transposed16(p, offsetof(B, q) + 32 * (size_t)i + 16 * (size_t)half, v);
+            V::transposed16(row, at + offsetof(B, q) + 32 * (size_t)i + 16 * (size_t)half, v);
             for (int j = 0; j < 4; j++) {
                 const int k = 4 * half + j;
                 a[j] = V::bits_and(v[j], 15);
                 b[j] = V::high4(v[j]);
                 if constexpr (has_fifth) {
-                    a[j] = V::bits_or(a[j], V::template fields<4 - 2 * i, 4 - 2 * i>(high[k], 16));
-                    b[j] = V::bits_or(b[j], V::template fields<3 - 2 * i, 3 - 2 * i>(high[k], 16));
+                    a[j] = V::bits_or(a[j], V::template shift_bytes<4 - 2 * i>(fifth[k], 16));
+                    b[j] = V::bits_or(b[j], V::template shift_bytes<3 - 2 * i>(fifth[k], 16));
                 }
             }
             for (int j = 0; j < 4; j++) V::store_i32(w.q[2 * i][g][4 * half + j], a[j]);
             for (int j = 0; j < 4; j++) V::store_i32(w.q[2 * i + 1][g][4 * half + j], b[j]);
         }
     }
-    static void unpack_six(const uint8_t *const *p, int g, unpacked &w) {
+    static void unpack_six(const uint8_t *const *row, size_t at, int g, unpacked &w) {
         const uint8_t *d[L];
-        TE_EACH_ROW(L) d[r] = p[r] + offsetof(te_block_q6_k, d);
         uint16_t halves[L];
-        V::eight_halves(d, halves);
+        for (int r = 0; r < L; r++) d[r] = row[r] + at + offsetof(te_block_q6_k, d);
+        for (int r = 0; r < L; r += 8) V::eight_halves(d + r, halves + r);
         V::store(w.d[0] + g * L, V::load_f16(halves));
         i32 v[4];
-        V::transposed16(p, offsetof(te_block_q6_k, scales), v);
+        V::transposed16(row, at + offsetof(te_block_q6_k, scales), v);
         for (int i = 0; i < 4; i++) { // of units 2i and 2i + 1
-            V::store_i32(w.s[2 * i][0] + g * L, V::template two_words<0>(v[i]));
-            V::store_i32(w.s[2 * i][1] + g * L, V::template two_words<1>(v[i]));
-            V::store_i32(w.s[2 * i + 1][0] + g * L, V::template two_words<2>(v[i]));
-            V::store_i32(w.s[2 * i + 1][1] + g * L, V::template two_words<3>(v[i]));
+            V::store_i32(w.s[2 * i][0] + g * L, V::template unit_scale<0>(v[i]));
+            V::store_i32(w.s[2 * i][1] + g * L, V::template unit_scale<1>(v[i]));
+            V::store_i32(w.s[2 * i + 1][0] + g * L, V::template unit_scale<2>(v[i]));
+            V::store_i32(w.s[2 * i + 1][1] + g * L, V::template unit_scale<3>(v[i]));
         }
         for (int h = 0; h < 2; h++)
             for (int half = 0; half < 2; half++) { // weights 16 * half ... of units 4h to 4h + 3
                 i32 a[4], b[4], c[4];
-                const size_t own = offsetof(te_block_q6_k, q) + 64 * (size_t)h + 16 * (size_t)half;
-                V::transposed16(p, own, a);
-                V::transposed16(p, own + 32, b);
-                V::transposed16(p, offsetof(te_block_q6_k, qh) + 32 * (size_t)h + 16 * (size_t)half, c);
+                const size_t own = at + offsetof(te_block_q6_k, q) + 64 * (size_t)h + 16 * (size_t)half;
+                V::transposed16(row, own, a);
+                V::transposed16(row, own + 32, b);
+                V::transposed16(row, at + offsetof(te_block_q6_k, qh) + 32 * (size_t)h + 16 * (size_t)half, c);
                 for (int j = 0; j < 4; j++) {
                     const int k = 4 * half + j;
                     const auto put = [&](int u, i32 low, i32 high) {
@@ -263,6 +246,30 @@ template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
                     put(3, V::high4(b[j]), V::template shift_bytes<-2>(c[j], 0x30));
                 }
             }
+    }
+};
+
+// What all three have in rows_tile.hpp.
+template <class V, class C, class B> struct units_lanes : units_rows<V, C, B> {
+    using K = units_rows<V, C, B>;
+    using W = units_in_lanes<V, B, 2>;
+    using unpacked = typename W::unpacked;
+    static constexpr int L = V::lanes, ROWS = W::ROWS;
+    static constexpr bool has_minima = W::has_minima, has_scales = W::has_scales, words = false;
+    static constexpr int parts = has_scales || W::has_fifth ? 2 : 1, chunk_bytes = sizeof(B);
+    static constexpr int at_q(int u) { return 32 * u; }
+    static constexpr int step(int k) { return 4 * k; }
+    static constexpr int lane(int u) { return u; }
+    static constexpr int at_start(int u, int part) {
+        return (int)offsetof(typename K::act, start) + 32 * (u / 4) + 4 * (u % 4) + 16 * part;
+    }
+
+    static typename V::f32 scale(const unpacked &w, int u, int r) { return V::load(w.d[has_scales ? 0 : u] + r * L); }
+
+    static void unpack(const uint8_t *const *row, size_t at, int, int g, unpacked &w) {
+        const uint8_t *p[L]; // in registers
+        TE_EACH_ROW(L) p[r] = row[r] + at;
+        W::unpack(p, 0, g, w);
     }
 };
 } // namespace

@@ -276,7 +276,7 @@ struct vec_avx2 {
         return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
     }
     // Byte k of each lane, signed, as two equal words.
-    template <int k> static i32 two_words(i32 a) {
+    template <int k> static i32 unit_scale(i32 a) {
         constexpr int s = 0x01010101 * k;
         return _mm256_srai_epi16(
             _mm256_shuffle_epi8(a, _mm256_setr_epi32(s, s + 0x04040404, s + 0x08080808, s + 0x0c0c0c0c, s,

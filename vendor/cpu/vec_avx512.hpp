@@ -3,7 +3,7 @@
 namespace {
 struct vec_avx512 {
     static constexpr int lanes = 16;
-    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0.hpp and rows_q8_0.hpp have their words
+    static constexpr bool q4_0_by_blocks = true; // whether rows_q4_0, rows_q8_0 and rows_units_wide have their words
     static constexpr int abreast = 8;            // tokens, in rows_batch.hpp
     static constexpr int rows = 4;               // that one pass over axpy's sums adds
     using f32 = __m512;
@@ -228,6 +228,65 @@ struct vec_avx512 {
         int64_t v;
         memcpy(&v, (const char *)p + at, 8);
         return _mm512_set1_epi64(v);
+    }
+    // For rows_units_wide.hpp, sixteen rows in lanes: bytes 4k .. 4k + 3 of the sixteen at `at`.
+    static void transposed16(const uint8_t *const *row, size_t at, i32 *v) {
+        const i32 y[4] = {four_rows(row, at), four_rows(row + 1, at), four_rows(row + 2, at), four_rows(row + 3, at)};
+        const i32 t0 = _mm512_unpacklo_epi32(y[0], y[1]), t1 = _mm512_unpacklo_epi32(y[2], y[3]),
+                  t2 = _mm512_unpackhi_epi32(y[0], y[1]), t3 = _mm512_unpackhi_epi32(y[2], y[3]);
+        v[0] = _mm512_unpacklo_epi64(t0, t1);
+        v[1] = _mm512_unpackhi_epi64(t0, t1);
+        v[2] = _mm512_unpacklo_epi64(t2, t3);
+        v[3] = _mm512_unpackhi_epi64(t2, t3);
+    }
+    // The lanes' first (at = 0) or second halves as floats.
+    template <int at> static f32 halves(i32 a) {
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(at ? _mm512_srli_epi32(a, 16) : a));
+    }
+    static void eight_halves(const uint8_t *const *row, uint16_t *d) {
+        for (int r = 0; r < 8; r++) memcpy(&d[r], row[r], 2);
+    }
+    // Byte k of each lane, signed, as a float.
+    template <int k> static i32 unit_scale(i32 a) { return _mm512_castps_si512(float_s8<k>(a)); }
+    static i32 four_of(const void *p) {
+        int32_t v;
+        memcpy(&v, p, 4);
+        return _mm512_set1_epi32(v);
+    }
+    // Of two blocks: the sums of even and odd units, four lanes each, which have less than 2^15, as activations are
+    // at least -127: 8 * 31 * 127. In quarter r come units 2r and 2r + 1 of the first, then of the second.
+    template <bool five> static i32 units_of_two(i32 even0, i32 odd0, i32 even1, i32 odd1) {
+        const i32 a = pairs_of(even0, odd0), b = pairs_of(even1, odd1);
+        if constexpr (!five) return pairs_of(a, b); // sixteen products fit into a word
+        const __m512 fa = _mm512_castsi512_ps(a), fb = _mm512_castsi512_ps(b);
+        return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(fa, fb, 0x88)),
+                                _mm512_castps_si512(_mm512_shuffle_ps(fa, fb, 0xdd)));
+    }
+    // Each two lanes' sum, in each quarter those of a and then those of b. They fit into words.
+    static i32 pairs_of(i32 a, i32 b) { return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1)); }
+    // Two blocks' factors, scales and then minima, in that order.
+    static void factors_of_two(w16 a, w16 b, f32 &d, f32 &m) {
+        const __m512i order = _mm512_setr_epi32(0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
+        d = _mm512_permutex2var_ps(a, order, b);
+        m = _mm512_permutex2var_ps(a, _mm512_add_epi32(order, _mm512_set1_epi32(8)), b);
+    }
+    // A block's registers, each of whose quarters is sixteen weights, to one number for each, times its scale: in quarter c
+    // those of registers 0 to 3. Sums of eight weights of six bits, less 32, fit into words: 8 * 32 * 127.
+    static i32 sixteen_scales(const int8_t *p) {
+        const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+        const __m256i order = _mm256_setr_epi8(0, 0, 4, 4, 8, 8, 12, 12, 1, 1, 5, 5, 9, 9, 13, 13, 2, 2, 6, 6, 10, 10,
+                                               14, 14, 3, 3, 7, 7, 11, 11, 15, 15);
+        return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(v, order));
+    }
+    static i32 scaled_sixteens(const i32 *s, i32 scales) {
+        return _mm512_madd_epi16(_mm512_packs_epi32(pairs_of(s[0], s[1]), pairs_of(s[2], s[3])), scales);
+    }
+    // The units of two such blocks: in quarter c the even (c = 0) and odd ones of the first, then of the second.
+    static i32 units_of_sixteens(i32 a, i32 b) {
+        return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    }
+    static f32 two_halves16(const uint8_t *p, const uint8_t *r) { // each in eight lanes
+        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_set1_ps(half(p))), _mm256_set1_ps(half(r)), 1);
     }
     // For rows_q8_0.hpp, as vec_avx2.hpp has them. Sixteen blocks, two in each register, and each line loaded once, as in
     // q4_0_chunk.
