@@ -103,6 +103,9 @@ struct te_pool {
 /* Members of all runs under way in this process, against which the CPUs are counted; and the process that the count is
  * of, once it forked. */
 static _Atomic int32_t n_running;
+/* CPU time of all teams of this process, and of those that this thread runs, one at a time. */
+static _Atomic int64_t teams_ran_ns;
+static _Thread_local int64_t own_ran_ns;
 static _Atomic int64_t n_running_process;
 
 /* The futex calls take the word as the plain integer that it is in memory. */
@@ -411,12 +414,18 @@ static void grow(te_pool *p, int32_t n_live, int32_t n) {
 static void fit_team(te_pool *p) {
     const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
     te_window w = {.n_live = n_live, .run_ns = p->run_ns};
+    int64_t ran_ns = 0;
     for (int32_t i = 0; i < n_live; i++) {
         te_member *m = &p->members[i];
         w.waited_ns += m->waited_ns;
-        if (m->ran_ns >= 0) m->idle_ns += p->run_ns - m->ran_ns;
+        if (m->ran_ns >= 0) {
+            m->idle_ns += p->run_ns - m->ran_ns;
+            ran_ns += m->ran_ns;
+        }
         if (m->idle_ns > 0) w.idle_ns += m->idle_ns; /* < 0: it ran between runs, as the caller does */
     }
+    own_ran_ns += ran_ns;
+    w.teams_ns = atomic_fetch_add_explicit(&teams_ran_ns, ran_ns, memory_order_relaxed) + ran_ns - own_ran_ns;
     bool looked;
     const int32_t n = te_team_size_next(&p->size, &w, &looked);
     for (int32_t i = 0; looked && i < p->n_threads; i++) p->members[i].idle_ns = 0;
@@ -431,14 +440,12 @@ void te_pool_run(te_pool *p, te_task *task, void *ctx) {
     p->task = task;
     p->ctx = ctx;
     for (int i = 0; i < N_COUNTERS; i++) atomic_store_explicit(&p->counters[i].next, 0, memory_order_relaxed);
-    if (p->n_threads == 1) {
-        take_part(p, 0);
-        return;
-    }
     if (p->process_id != te_os_process_id()) restart_in_child(p);
-    static _Thread_local char self;
-    if (p->caller != &self) p->members[0].has_times = false;
-    p->caller = &self;
+    if (p->caller != &own_ran_ns) {
+        p->members[0].has_times = false;
+        te_team_size_moved(&p->size);
+    }
+    p->caller = &own_ran_ns;
     p->measure = p->run_ns + p->last_ns >= TE_WINDOW_NS;
     const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
     const int64_t begun = te_os_now_ns();
