@@ -136,7 +136,11 @@ def main(args: argparse.Namespace) -> int:
     asked = _modes(args.sparsity or ["auto"])
     path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
     n_ctx = max(DIGEST_TOKENS, *(case.n_positions for case in wanted))
-    sizes = {"n_ctx": n_ctx, "n_seq": max(case.n_seq for case in wanted), "n_batch": args.n_batch or 0}
+    sizes: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "n_seq": max(case.n_seq for case in wanted),
+        "n_batch": args.n_batch or 0,
+    }
     sizes["n_pool"] = max(n_ctx, *(pool_size(case.n_seq, case.n_positions) for case in wanted))
     on_cpu = args.vram_budget is None and args.devices is None
     chosen = None if on_cpu else choose_devices(args.vram_budget, args.devices)
