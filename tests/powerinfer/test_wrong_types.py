@@ -82,6 +82,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda m: m.create_chat_completion([{"role": "user", "content": [{"type": "image_url"}]}]),
         "only parts of type 'text' are supported, no images",
     ),
+    "part": (
+        lambda m: m.create_chat_completion([{"role": "user", "content": [{"type": "text", "content": "a"}]}]),
+        "a part of type 'text' whose text is NoneType, not a string",
+    ),
     "cache": (lambda m: m.set_cache(5), "the cache is int"),
     "threshold": (lambda m: m.set_threshold("x"), "threshold is 'x', it must be a number"),
 }
