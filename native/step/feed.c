@@ -85,7 +85,7 @@ static pi_status reserve_all(pi_session *s, int32_t rows) {
 /* Whether the caller wants the feed to end, if it is time to ask. */
 static bool is_stopped(pi_session *s) {
     const pi_batch *b = s->asking;
-    if (!b->stop || te_os_now_ns() - s->asked_ns < (int64_t)b->stop_ms * 1000000) return false;
+    if (!b || !b->stop || te_os_now_ns() - s->asked_ns < (int64_t)b->stop_ms * 1000000) return false;
     const bool stops = b->stop(b->stop_ctx) != 0;
     s->asked_ns = te_os_now_ns();
     return stops;
@@ -116,7 +116,8 @@ static void step(void *ctx, te_team *team) {
 static pi_status forward(pi_session *s) {
     const pi_model *m = s->model;
     const int64_t t0 = te_os_now_ns();
-    if (is_stopped(s)) return PI_FAIL(PI_ERROR_STOPPED, "the feed was ended by its stop function");
+    if (is_stopped(s)) s->stop_layer = 0;
+    if (s->stop_layer == 0) return PI_FAIL(PI_ERROR_STOPPED, "the feed was ended by its stop function");
     if (s->hybrid)
         PI_TRY(pi_hybrid_run(s->hybrid));
     else
@@ -181,7 +182,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
         pi_chunk_fill(s, &cut, first, n, &row);
         const pi_status st = forward(s);
         if (st == PI_OK) pi_chunk_keep(s, &cut);
-        s->n_counted += (uint64_t)n; /* of a chunk that failed, some layers have counted */
+        s->n_counted += s->stop_layer > 0 ? (uint64_t)n : 0; /* of a chunk that failed some layers have counted */
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */
             const int32_t q = pi_batch_seq(b, i); /* places for states behind its tokens are forgotten in any case */
@@ -200,6 +201,7 @@ pi_status pi_feed_locked(pi_session *s, const pi_batch *b) {
     const pi_status st = room.of_seq && room.pos && room.by_row
                              ? feed(s, b, &room)
                              : PI_FAIL(PI_ERROR_MEMORY, "out of memory for a batch of %d tokens", b->n_tokens);
+    s->asking = NULL;
     free(room.of_seq);
     free(room.pos);
     free(room.by_row);

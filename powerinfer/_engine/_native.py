@@ -45,7 +45,7 @@ _ERRORS: dict[int, type[BaseException]] = {
     6: ContextError,
     7: DeviceError,
     8: DeviceError,
-    9: KeyboardInterrupt,  # the second in a row: interrupt.py has the first
+    9: KeyboardInterrupt,  # where interrupt.py could not note what a handler raised
 }
 
 

@@ -21,7 +21,9 @@ class Interrupt:
     one raises ends it."""
 
     def __init__(self) -> None:
-        self._native: Any = _native.ffi.callback("int32_t(void *)", self._look, error=1, onerror=self._note)
+        self._native: Any = (
+            None  # a system may refuse the memory for it, which only feeds of this thread need
+        )
         self._error: BaseException | None = None
         self.batch: Any = None
         """What the main thread feeds just now. Who called watch() resets it himself: a signal could keep a
@@ -30,8 +32,16 @@ class Interrupt:
     def watch(self, batch: Any) -> None:
         """Before a feed of this batch. In other threads than the main one nothing has to be looked for."""
         if threading.current_thread() is threading.main_thread():
+            if self._native is None:
+                self._native = self._callback()
             batch.stop, batch.stop_ms, self._error = self._native, STOP_MS, None
             self.batch = batch
+
+    def _callback(self) -> Any:
+        try:
+            return _native.ffi.callback("int32_t(void *)", self._look, error=1, onerror=self._note)
+        except MemoryError:  # none that is writable and executable: signals wait for the end of a feed
+            return _native.ffi.NULL
 
     def check_error(self) -> None:
         """After it: raises what a handler did, even if the feed came to its end."""

@@ -63,7 +63,7 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         except UnicodeDecodeError as error:
             warnings.warn(
                 f"{name} is not UTF-8 (byte {error.start:,} is 0x{text[error.start]:02x}): its bytes are "
-                "taken as they are, which the model was hardly trained with",
+                "read as they are",
                 stacklevel=2,
             )
     return text

@@ -138,12 +138,10 @@ def test_a_team_asks_only_where_it_misses_cpus_and_grows_by_two_answers() -> Non
         assert [members(0.8, 0), members(2, 0), members(0.8, 0)] == [10, 10, 10]
         assert [members(0, 0), members(0, 0)] == [11, 12]
         assert [members(5, 0) for _ in range(3)] == [12] * 3  # others have them while this team has no work
-        for n_live in (12, 9, 9):  # two of other programs, and one that another team of this process has
-            window.teams_ns += 250_000_000
-            assert members(2, 2) == n_live
-        lib.te_team_size_moved(size)  # what that thread's teams had is no matter of this one
-        window.teams_ns += 10**12
-        assert members(0, 0) == 10
+        window.n_beside = 1.0  # another team of this process has one, other programs two
+        assert [members(2, 2) for _ in range(3)] == [12, 9, 9]
+        window.n_beside = 0.0
+        assert [members(2, 0), members(2, 0)] == [9, 10]
     finally:
         lib.te_team_system.others, lib.te_team_system.now_ns = before
 

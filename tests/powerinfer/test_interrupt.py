@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from powerinfer import ArgumentError
-from powerinfer._engine import interrupt
+from powerinfer._engine import _native, interrupt
 from powerinfer._engine.interrupt import Interrupt
 from powerinfer._engine.session import Model, Session
 from tests import models
@@ -139,6 +139,16 @@ def test_short_feeds_do_not_ask(relu_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Interrupt, "_look", lambda _self, _ctx: pytest.fail("it was asked"))
     with Model(relu_path) as model, Session(model, n_ctx=256) as s:
         s.feed(tokens())
+
+
+def test_a_system_that_refuses_callbacks(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_args: object, **_options: object) -> None:
+        raise MemoryError("Cannot allocate write+execute memory for ffi.callback()")
+
+    monkeypatch.setattr(_native.ffi, "callback", refused)
+    with Model(relu_path) as model, Session(model, n_ctx=256) as s:
+        s.feed(tokens())
+        assert s.length(0) == N
 
 
 def test_counts_after_a_feed_that_ended(looks: Looks, relu_path: Path) -> None:

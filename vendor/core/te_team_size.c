@@ -39,8 +39,6 @@ void te_team_size_begin(te_team_size *s, int32_t n_threads) {
     *s = (te_team_size){.n_threads = n_threads, .n_live = n_threads, .n_grow = 1, .n_busy = -1, .park_ns = PARK_NS};
 }
 
-void te_team_size_moved(te_team_size *s) { s->asked_ns = 0; }
-
 /* For how many members other programs left room since this was asked last; 0: not known. *sure: and the time before. */
 static int32_t ask_room(te_team_size *s, const te_window *w, int32_t *sure) {
     int32_t n_cpus;
@@ -52,11 +50,10 @@ static int32_t ask_room(te_team_size *s, const te_window *w, int32_t *sure) {
     *sure = 0;
     if (!te_team_system.others(&n_cpus, &others_ns)) return 0;
     s->asked_ns = te_team_system.now_ns();
-    others_ns += w->teams_ns;
     const double n_busy = (double)(others_ns - s->others_ns) / (double)(s->asked_ns - before_ns);
     s->others_ns = others_ns;
     if (before_ns == 0) return 0;
-    s->n_busy = n_busy > 0 ? n_busy : 0;
+    s->n_busy = (n_busy > 0 ? n_busy : 0) + w->n_beside;
     if (busy_before >= 0) *sure = te_team_room(s->n_threads, n_cpus, (s->n_busy + busy_before) / 2);
     return te_team_room(s->n_threads, n_cpus, s->n_busy);
 }

@@ -35,15 +35,13 @@ typedef struct te_window {
     int64_t waited_ns; /* all members, for CPUs that others had; wake-ups left out */
     int64_t
         idle_ns; /* all members, in runs since te_team_size_next looked for room: without a CPU for whatever reason */
-    int64_t teams_ns; /* CPU time of teams that other threads of this process run, ever: te_os_others leaves them out */
+    double n_beside; /* CPUs that other teams of this process had beside these runs: te_os_others leaves them out */
 } te_window;
 
 /* The delays of members are to be looked at once in so much time of runs. */
 enum { TE_WINDOW_NS = 20000000 };
 
 void te_team_size_begin(te_team_size *s, int32_t n_threads);
-/* Another thread calls from now on, to which other teams are other ones. */
-void te_team_size_moved(te_team_size *s);
 /* After a window: how many members the next runs shall have. *looked: it looked for room. */
 int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *looked);
 
