@@ -21,8 +21,9 @@ def test_files_are_one_text_in_their_order(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a").write_bytes(b"one\n")
     (tmp_path / "b").write_bytes(b"two \xff\r\n")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"three")))
-    assert read_texts([tmp_path / "a", "-", str(tmp_path / "b")]) == b"one\nthreetwo \xff"
-    assert read_texts([tmp_path / "b", tmp_path / "a"]) == b"two \xff\r\none"
+    with pytest.warns(UserWarning, match="not UTF-8"):
+        assert read_texts([tmp_path / "a", "-", str(tmp_path / "b")]) == b"one\nthreetwo \xff"
+        assert read_texts([tmp_path / "b", tmp_path / "a"]) == b"two \xff\r\none"
     (tmp_path / "c").write_bytes(b"end\n\n")
     assert read_texts([tmp_path / "c"]) == b"end\n"
 

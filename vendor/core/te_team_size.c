@@ -11,7 +11,7 @@
  * members (idle_ns). Members that are idle may as well have nothing to do, so the system is asked, too: where other programs
  * have CPUs that the team would need, it gets as many members as these leave room for.
  *
- * Teams that other threads of this process run are such programs, too.
+ * Other teams of this process are such programs, too; the pool knows what they have (n_beside).
  *
  * A smaller team grows into what others leave. Where the system does not say what that is, members are tried again later, the
  * later the more often that failed.
