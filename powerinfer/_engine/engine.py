@@ -80,8 +80,9 @@ class Engine(OneCall):
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
-        self.queue = RequestQueue(most, max_waiting)
+        queue = self.queue = RequestQueue(most, max_waiting)
         self.changed = self.queue.changed
+        session.interrupt.is_over = lambda: queue.is_over
         self._running = self.queue.running
         self._chosen: list[Given] = []  # not given yet
         self._is_stepping = False
@@ -288,6 +289,7 @@ class Engine(OneCall):
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         session.call = self.session.call
+        session.interrupt.is_over = self.session.interrupt.is_over
         self.session = self.cache.session = session
         self._pace.n_mixed = session.info.n_mixed
         self._ended_at = None

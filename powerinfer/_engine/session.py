@@ -157,7 +157,7 @@ class Session:
         self.thresholds: list[float] | None = None
         """Those of all layers that replaced the file's; None: none did."""
         self._lock = threading.RLock()
-        self._interrupt: Interrupt = Interrupt() if beside is None else beside._interrupt
+        self.interrupt: Interrupt = Interrupt() if beside is None else beside.interrupt
         self.call: AbstractContextManager[object] = nullcontext()
         """Entered while the engine computes, with nothing else of Python in it (turn.py)."""
         self._n_logits = self._n_fed = 0
@@ -170,7 +170,7 @@ class Session:
     @property
     def handle(self) -> Any:
         """The native session. Raises ClosedError after close(), ArgumentError (Interrupt.check)."""
-        self._interrupt.check()
+        self.interrupt.check()
         if self._handle is None:
             raise ClosedError("the session is closed")
         return self._handle
@@ -227,7 +227,7 @@ class Session:
         feeds where `_native.chunk_end` says gets the values that it gets whole.
 
         Raises ArgumentError (a token, position or sequence out of range), ContextError (no room),
-        OutOfMemoryError; then nothing was computed. What a signal's handler raises (Ctrl-C) ends it, too.
+        OutOfMemoryError, and what ends it before its time (interrupt.py); then nothing was computed.
         """
         ffi, lib = _native.ffi, _native.lib
         ids = as_int32("tokens", tokens)
@@ -260,12 +260,12 @@ class Session:
         with self._lock:
             handle = self.handle
             try:
-                self._interrupt.watch(batch)
+                self.interrupt.watch(batch)
                 with self.call:
                     status = lib.pi_session_feed_choose(handle, batch, len(handles), of, handles, chosen)
             finally:
-                if self._interrupt.batch is batch:
-                    self._interrupt.batch = None
+                if self.interrupt.batch is batch:
+                    self.interrupt.batch = None
             if status == 0:
                 self._keep(n, n_wanted)
             self._check_fed(status)
@@ -301,7 +301,7 @@ class Session:
         """Raises what a feed failed with. A device that fails leaves no logits, nor those from before."""
         if status and _native.lib.pi_session_logits(self.handle, 0) == _native.ffi.NULL:
             self._n_logits = 0
-        self._interrupt.check_error()
+        self.interrupt.check_status(status)
         _native.check(status)
 
     def _keep(self, n: int, n_logits: int) -> None:

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer import ArgumentError
+from powerinfer import ArgumentError, ClosedError
 from powerinfer._engine import _native, interrupt
+from powerinfer._engine.choice import Choice
+from powerinfer._engine.engine import Engine
 from powerinfer._engine.interrupt import Interrupt
+from powerinfer._engine.sampling import Sampler, Sampling
+from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Model, Session
 from tests import models
 from tests.native import hybrid
@@ -126,12 +130,49 @@ def test_a_handler_that_raises_nothing(looks: Looks, relu_path: Path) -> None:
         assert s.logits().tobytes() == expected
 
 
-def test_other_threads_are_not_asked(looks: Looks, relu_path: Path) -> None:
+def test_a_feed_that_nobody_waits_for(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any thread it ends with ClosedError."""
+    monkeypatch.setattr(interrupt, "STOP_MS", 0)
+    found: list[object] = []
     with Model(relu_path) as model, Session(model, n_ctx=256) as s:
-        thread = threading.Thread(target=s.feed, args=(tokens(),))
+        s.interrupt.is_over = lambda: True
+
+        def feed() -> None:
+            with pytest.raises(ClosedError) as caught:
+                s.feed(tokens())
+            found.extend([str(caught.value), s.length(0)])
+
+        thread = threading.Thread(target=feed)
         thread.start()
         thread.join()
-        assert s.length(0) == N and looks.n == 0
+        assert found == ["the model is closed", 0]
+        with pytest.raises(ClosedError):
+            s.feed(tokens())
+        s.interrupt.is_over = lambda: False
+        s.feed(tokens())
+        assert s.length(0) == N
+
+
+def test_closing_ends_a_prompt(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a scheduler whose time to end is over: within the prompt's chunk, and not behind it."""
+    monkeypatch.setattr(interrupt, "STOP_MS", 0)
+    with Model(relu_path) as model, Session(model, n_ctx=256) as s:
+        scheduler = Scheduler(Engine(s))
+        ends, n_looks = s.interrupt.is_over, 0
+
+        def look() -> bool:
+            nonlocal n_looks
+            n_looks += 1
+            if n_looks == 1:
+                scheduler.begin_close()
+            return ends()
+
+        s.interrupt.is_over = look
+        choice = Choice(sampler=Sampler(Sampling(seed=1), model.info.n_vocab))
+        with pytest.raises(ClosedError):
+            list(scheduler.submit(np.array(tokens(), np.int32), choice))
+        scheduler.close()
+        assert n_looks > 0 and s.length(0) == 0
 
 
 def test_short_feeds_do_not_ask(relu_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
