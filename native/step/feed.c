@@ -113,18 +113,23 @@ static void step(void *ctx, te_team *team) {
     pi_step_head(s, team);
 }
 
+/* Nothing in vendor/ stops so, and te_status has no value for it. */
+static pi_status stopped(const pi_session *s) {
+    (void)PI_FAIL(PI_ERROR_DEVICE, "the feed was ended by its stop function, in front of layer %d of %d", s->stop_layer,
+                  s->model->info.n_layer);
+    return PI_ERROR_STOPPED;
+}
+
 static pi_status forward(pi_session *s) {
     const pi_model *m = s->model;
     const int64_t t0 = te_os_now_ns();
     if (is_stopped(s)) s->stop_layer = 0;
-    if (s->stop_layer == 0) return PI_FAIL(PI_ERROR_STOPPED, "the feed was ended by its stop function");
+    if (s->stop_layer == 0) return stopped(s);
     if (s->hybrid)
         PI_TRY(pi_hybrid_run(s->hybrid));
     else
         te_pool_run(s->pool, step, s);
-    if (s->stop_layer <= m->info.n_layer)
-        return PI_FAIL(PI_ERROR_STOPPED, "the feed was ended by its stop function, in front of layer %d of %d",
-                       s->stop_layer, m->info.n_layer);
+    if (s->stop_layer <= m->info.n_layer) return stopped(s);
     s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
     if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
     s->last_ns += te_os_now_ns() - t0;
