@@ -62,5 +62,5 @@ class Interrupt:
         return int(self.is_over())  # handlers run before this
 
     def _note(self, _kind: object, error: BaseException, _trace: object) -> None:
-        """The engine's frames are no place for an exception."""
+        """The engine's frames are no place for an exception, which only handlers raise."""
         self._error = error
