@@ -34,7 +34,8 @@ typedef enum pi_status {
     PI_ERROR_UNSUPPORTED = 5, /* valid, but not implemented; the message names it */
     PI_ERROR_CONTEXT = 6,     /* no room for more positions */
     PI_ERROR_DEVICE = 7,      /* a device or its driver failed, or cannot be used as asked */
-    PI_ERROR_TIMEOUT = 8      /* a device did not answer in time */
+    PI_ERROR_TIMEOUT = 8,     /* a device did not answer in time */
+    PI_ERROR_STOPPED = 9      /* the caller's own function ended a feed */
 } pi_status;
 
 /* The sentence for this thread's last error, UTF-8 as far as file contents allow; "" if none. Valid until the thread's
@@ -318,6 +319,11 @@ typedef struct pi_batch {
     const int32_t *seq;  /* NULL: all 0 */
     const uint8_t *kind; /* pi_token_kind of each; NULL: GENERATED for the last, PROMPT for the others */
     const float *hidden; /* [n_tokens][n_embd] what a next_head reads beside each token; else NULL */
+    /* Called by the calling thread while the feed goes on, between chunks and, without devices, between layers, stop_ms
+     * after the last time or the beginning; another result than 0 ends the feed. It must not use the session. NULL: none. */
+    int32_t (*stop)(void *ctx);
+    void *stop_ctx;
+    int32_t stop_ms;
 } pi_batch;
 
 /* What is left to feed of a sequence's tokens, and how large the next part of it should be. */
@@ -341,8 +347,8 @@ int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_sam
                            int32_t n_prompt);
 
 /* Errors: ARGUMENT (token, position or sequence out of range), CONTEXT (no room: nothing was computed), MEMORY; DEVICE,
- * TIMEOUT (a device failed or did not answer: the sequences are as they were before, or as far before as is reachable:
- * empty where layers with a window have given back what that needs, at a checkpoint where layers have states). */
+ * TIMEOUT (a device failed or did not answer), STOPPED: the sequences are as they were before, or as far before as is
+ * reachable: empty where layers with a window have given back what that needs, at a checkpoint where layers have states. */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
  * if out of range. */

@@ -116,6 +116,9 @@ struct pi_session {
     float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
     int32_t all_rows, all_capacity;
     const float *given; /* [tokens of the feed][n_embd] what such a head reads beside tokens; while it is computed */
+    const pi_batch *asking; /* whose `stop` is called while it is computed */
+    int64_t asked_ns;       /* when it was, or when the feed began */
+    int32_t stop_layer;     /* in front of which the chunk ends */
 
     int32_t n_taps; /* layers with a tap */
 

@@ -82,22 +82,54 @@ static pi_status reserve_all(pi_session *s, int32_t rows) {
     return PI_OK;
 }
 
+/* Whether the caller wants the feed to end, if it is time to ask. */
+static bool is_stopped(pi_session *s) {
+    const pi_batch *b = s->asking;
+    if (!b || !b->stop || te_os_now_ns() - s->asked_ns < (int64_t)b->stop_ms * 1000000) return false;
+    const bool stops = b->stop(b->stop_ctx) != 0;
+    s->asked_ns = te_os_now_ns();
+    return stops;
+}
+
+/* Whether the chunk ends in front of layer l. The leader asks a layer ahead: barriers lie between, so all members see the
+ * same, and leave together. */
+static bool ends_before(pi_session *s, const te_team *team, int32_t l) {
+    const int32_t end = __atomic_load_n(&s->stop_layer, __ATOMIC_RELAXED);
+    if (team->ith == 0 && l < s->model->info.n_layer && end > l && is_stopped(s))
+        __atomic_store_n(&s->stop_layer, l + 1, __ATOMIC_RELAXED);
+    return end <= l;
+}
+
 /* The chunk through the model. */
 static void step(void *ctx, te_team *team) {
     pi_session *s = ctx;
     pi_step_embed(s, team);
-    for (int32_t l = 0; l < s->model->info.n_layer; l++) pi_step_layer(s, team, l);
+    for (int32_t l = 0; l < s->model->info.n_layer; l++) {
+        if (ends_before(s, team, l)) return;
+        pi_step_layer(s, team, l);
+    }
+    if (ends_before(s, team, s->model->info.n_layer)) return;
     pi_step_hidden(s, team);
     pi_step_head(s, team);
+}
+
+/* Nothing in vendor/ stops so, and te_status has no value for it. */
+static pi_status stopped(const pi_session *s) {
+    (void)PI_FAIL(PI_ERROR_DEVICE, "the feed was ended by its stop function, in front of layer %d of %d", s->stop_layer,
+                  s->model->info.n_layer);
+    return PI_ERROR_STOPPED;
 }
 
 static pi_status forward(pi_session *s) {
     const pi_model *m = s->model;
     const int64_t t0 = te_os_now_ns();
+    if (is_stopped(s)) s->stop_layer = 0;
+    if (s->stop_layer == 0) return stopped(s);
     if (s->hybrid)
         PI_TRY(pi_hybrid_run(s->hybrid));
     else
         te_pool_run(s->pool, step, s);
+    if (s->stop_layer <= m->info.n_layer) return stopped(s);
     s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
     if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
     s->last_ns += te_os_now_ns() - t0;
@@ -141,6 +173,9 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     s->logits_rows = n_logits;
     s->all_rows = s->options.keep_hidden ? b->n_tokens : 0;
     s->given = b->hidden;
+    s->asking = b;
+    s->asked_ns = te_os_now_ns();
+    s->stop_layer = INT32_MAX;
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];
     pi_chunk_choose_kernels(s, &cut, room->of_seq);
@@ -152,7 +187,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
         pi_chunk_fill(s, &cut, first, n, &row);
         const pi_status st = forward(s);
         if (st == PI_OK) pi_chunk_keep(s, &cut);
-        s->n_counted += st == PI_OK ? (uint64_t)n : 0;
+        s->n_counted += s->stop_layer > 0 ? (uint64_t)n : 0; /* of a chunk that failed some layers have counted */
         if (st == PI_OK) continue;
         for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */
             const int32_t q = pi_batch_seq(b, i); /* places for states behind its tokens are forgotten in any case */
@@ -171,6 +206,7 @@ pi_status pi_feed_locked(pi_session *s, const pi_batch *b) {
     const pi_status st = room.of_seq && room.pos && room.by_row
                              ? feed(s, b, &room)
                              : PI_FAIL(PI_ERROR_MEMORY, "out of memory for a batch of %d tokens", b->n_tokens);
+    s->asking = NULL;
     free(room.of_seq);
     free(room.pos);
     free(room.by_row);

@@ -36,7 +36,7 @@ from ..errors import (
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 # Statuses of the C interface (enum pi_status).
-_ERRORS: dict[int, type[PowerInferError]] = {
+_ERRORS: dict[int, type[BaseException]] = {
     1: FileError,
     2: FormatError,
     3: ArgumentError,
@@ -45,6 +45,7 @@ _ERRORS: dict[int, type[PowerInferError]] = {
     6: ContextError,
     7: DeviceError,
     8: DeviceError,
+    9: KeyboardInterrupt,  # where interrupt.py could not note what a handler raised
 }
 
 

@@ -80,10 +80,12 @@ class Engine(OneCall):
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
-        self.queue = RequestQueue(most, max_waiting)
+        queue = self.queue = RequestQueue(most, max_waiting)
         self.changed = self.queue.changed
+        session.interrupt.is_over = lambda: queue.is_over
         self._running = self.queue.running
         self._chosen: list[Given] = []  # not given yet
+        self._is_stepping = False
         self._n_guesses = self._n_guesses_given = n_guesses
         self.n_feeds = 0
         """Batches computed so far; the last one's logits are what the session has."""
@@ -135,6 +137,22 @@ class Engine(OneCall):
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
+        self._check_between()
+        try:
+            self._is_stepping = True
+            self._step()
+        finally:
+            self._is_stepping = False
+
+    def _check_between(self) -> None:
+        """Raises ArgumentError within a step, which would not find what it left."""
+        if self._is_stepping:
+            raise ArgumentError(
+                "a hook (logits_processor, stopping_criteria, prompt_progress, a signal handler) cannot have "
+                "the model compute that it is a hook of"
+            )
+
+    def _step(self) -> None:
         if not self._running:
             self._ended_at = None
         if self._made_one_call():
@@ -157,6 +175,7 @@ class Engine(OneCall):
     def advance(self, request: Request) -> None:
         """Steps until a stepwise request has one more token, or is over, and raises what ended it. What
         others did with the session meanwhile is computed again."""
+        self._check_between()
         stream = request.stream
         try:
             sequence = request.sequence
@@ -191,6 +210,7 @@ class Engine(OneCall):
     def suspend(self) -> None:
         """Those under way give their sequences back, which go on holding what they hold, and are no longer
         computed until they are added again."""
+        self._check_between()
         for sequence in self.cache.all:
             self.cache.agree(sequence)
         for request in self._running:
@@ -203,6 +223,7 @@ class Engine(OneCall):
     def append(self, request: Request, tokens: list[int]) -> None:
         """Between two steps: these follow what was chosen for a stepwise request, which goes on behind them.
         Raises ContextError if they do not fit."""
+        self._check_between()
         n, held = len(tokens), request.n - 1
         is_full = request.n + n > request.ids.size
         if is_full and (self.n_keep is None or min(self.n_keep, held) + n > self.n_ctx):
@@ -268,6 +289,7 @@ class Engine(OneCall):
     def use(self, session: Session) -> None:
         """Goes on with another session, whose first sequence holds what it held, and the others nothing."""
         session.call = self.session.call
+        session.interrupt.is_over = self.session.interrupt.is_over
         self.session = self.cache.session = session
         self._pace.n_mixed = session.info.n_mixed
         self._ended_at = None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, ClosedError, UnsupportedError
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError
 from . import _native
 from .checks import real
 
@@ -306,11 +306,12 @@ def sampling_of(
     for name in values:
         if name not in SAMPLING_NAMES:
             raise TypeError(f"{where} got an unexpected keyword argument {name!r}")
-    breakers = values.get("dry_sequence_breakers", ())
-    if isinstance(breakers, str) or not all(isinstance(text, str) and text for text in breakers):
-        raise ArgumentError("dry_sequence_breakers is no list of texts that are not empty")
-    if breakers or "dry_sequence_breakers" in values:
-        values["dry_sequence_breakers"] = tuple(breakers)
+    if "dry_sequence_breakers" in values:
+        texts = values["dry_sequence_breakers"]
+        breakers = tuple(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else (None,)
+        if not all(isinstance(text, str) and text for text in breakers):
+            raise ArgumentTypeError("dry_sequence_breakers is no list of texts that are not empty")
+        values["dry_sequence_breakers"] = breakers
     return Sampling(**values)
 
 

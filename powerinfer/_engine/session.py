@@ -23,6 +23,7 @@ from ..errors import ArgumentError, ClosedError
 from ..models.statistics import Counts
 from . import _native, checks
 from .arrays import as_int32
+from .interrupt import Interrupt
 from .model import Model
 from .read_probe import ReadProbe
 from .sampling import Sampler
@@ -156,6 +157,7 @@ class Session:
         self.thresholds: list[float] | None = None
         """Those of all layers that replaced the file's; None: none did."""
         self._lock = threading.RLock()
+        self.interrupt: Interrupt = Interrupt() if beside is None else beside.interrupt
         self.call: AbstractContextManager[object] = nullcontext()
         """Entered while the engine computes, with nothing else of Python in it (turn.py)."""
         self._n_logits = self._n_fed = 0
@@ -167,7 +169,8 @@ class Session:
 
     @property
     def handle(self) -> Any:
-        """The native session. Raises ClosedError after close()."""
+        """The native session. Raises ClosedError after close(), ArgumentError (Interrupt.check)."""
+        self.interrupt.check()
         if self._handle is None:
             raise ClosedError("the session is closed")
         return self._handle
@@ -224,9 +227,9 @@ class Session:
         feeds where `_native.chunk_end` says gets the values that it gets whole.
 
         Raises ArgumentError (a token, position or sequence out of range), ContextError (no room),
-        OutOfMemoryError; then nothing was computed.
+        OutOfMemoryError, and what ends it before its time (interrupt.py); then nothing was computed.
         """
-        ffi = _native.ffi
+        ffi, lib = _native.ffi, _native.lib
         ids = as_int32("tokens", tokens)
         n = ids.size
         places = None if pos is None else as_int32("pos", pos, n)
@@ -256,10 +259,16 @@ class Session:
         chosen, of = ffi.new("int32_t[]", len(handles)), ffi.new("int32_t[]", rows)
         with self._lock:
             handle = self.handle
-            with self.call:
-                status = _native.lib.pi_session_feed_choose(handle, batch, len(handles), of, handles, chosen)
+            try:
+                self.interrupt.watch(batch)
+                with self.call:
+                    status = lib.pi_session_feed_choose(handle, batch, len(handles), of, handles, chosen)
+            finally:
+                if self.interrupt.batch is batch:
+                    self.interrupt.batch = None
+            if status == 0:
+                self._keep(n, n_wanted)
             self._check_fed(status)
-            self._keep(n, n_wanted)
         return ffi.unpack(chosen, len(handles)) if samplers else []
 
     def next(self, token: int, pos: int, sampler: Sampler, *, seq: int = 0) -> int:
@@ -290,8 +299,9 @@ class Session:
 
     def _check_fed(self, status: int) -> None:
         """Raises what a feed failed with. A device that fails leaves no logits, nor those from before."""
-        if status != 0 and _native.lib.pi_session_logits(self.handle, 0) == _native.ffi.NULL:
+        if status and _native.lib.pi_session_logits(self.handle, 0) == _native.ffi.NULL:
             self._n_logits = 0
+        self.interrupt.check_status(status)
         _native.check(status)
 
     def _keep(self, n: int, n_logits: int) -> None:

@@ -175,16 +175,16 @@ class ChatFormat:
 
     @staticmethod
     def _text_of_part(where: str, part: Any) -> str:
-        if (
-            not isinstance(part, Mapping)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ChatFormatError(
                 f"{where} has a part of type {kind!r}; only parts of type 'text' are supported, no images"
             )
-        text: str = part["text"]
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise ChatFormatError(
+                f"{where} has a part of type 'text' whose text is {type(text).__name__}, not a string"
+            )
         return text
 
 

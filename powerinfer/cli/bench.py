@@ -79,7 +79,6 @@ def add_arguments(parser: Parser) -> None:
         "--n-batch",
         type=int,
         metavar="N",
-        default=0,
         help="prompt tokens at a time (default: as `Llama`)",
     )
     add_predictor(parser)
@@ -130,12 +129,18 @@ def main(args: argparse.Namespace) -> int:
         args.depth or ["0"],
         args.n_sequences or ["1"],
     )
+    if args.n_batch is not None:
+        numbers("-b", [str(args.n_batch)], least=1)
     if args.mtp or args.draft_model is not None:
         return bench_drafts(args)
     asked = _modes(args.sparsity or ["auto"])
     path, n_bytes = find_model(args.model), machine.sample_bytes(READ_BYTES)
     n_ctx = max(DIGEST_TOKENS, *(case.n_positions for case in wanted))
-    sizes = {"n_ctx": n_ctx, "n_seq": max(case.n_seq for case in wanted), "n_batch": args.n_batch}
+    sizes: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "n_seq": max(case.n_seq for case in wanted),
+        "n_batch": args.n_batch or 0,
+    }
     sizes["n_pool"] = max(n_ctx, *(pool_size(case.n_seq, case.n_positions) for case in wanted))
     on_cpu = args.vram_budget is None and args.devices is None
     chosen = None if on_cpu else choose_devices(args.vram_budget, args.devices)
@@ -252,7 +257,7 @@ def bench_drafts(args: argparse.Namespace) -> int:
             args.model,
             n_ctx=n_prompt[0] + n_gen[0] + 32,
             n_threads=n_threads[0] or None,
-            n_batch=args.n_batch or None,
+            n_batch=args.n_batch,
             sparsity=modes[0],
             predictor=args.predictor,
             predictor_type=args.predictor_type,

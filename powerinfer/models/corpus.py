@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,12 +50,23 @@ def _read(path: str | os.PathLike[str]) -> bytes:
     name = os.fspath(path)
     try:
         if name == STDIN:
-            return sys.stdin.buffer.read()
-        with open(name, "rb") as file:
-            return file.read()
+            text = sys.stdin.buffer.read()
+        else:
+            with open(name, "rb") as file:
+                text = file.read()
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise FileError(f"{name!r} cannot be read: {reason}") from error
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            warnings.warn(
+                f"{name} is not UTF-8 (byte {error.start:,} is 0x{text[error.start]:02x}): its bytes are "
+                "read as they are",
+                stacklevel=2,
+            )
+    return text
 
 
 def encode_corpus(file: ModelFile, text: str | bytes, *, special: bool = False) -> Corpus:

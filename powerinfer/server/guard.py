@@ -134,7 +134,8 @@ class Guard:
                     del self._of[address]
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        if self._hosts is None:
+        # Browsers, which other sites could lead here, always name one. Health checks of proxies may not.
+        if self._hosts is None or b"host" not in headers:
             return
         host = headers.get(b"host", b"").decode("latin-1").strip().lower()
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

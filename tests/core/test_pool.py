@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +138,94 @@ def test_a_team_asks_only_where_it_misses_cpus_and_grows_by_two_answers() -> Non
         assert [members(0.8, 0), members(2, 0), members(0.8, 0)] == [10, 10, 10]
         assert [members(0, 0), members(0, 0)] == [11, 12]
         assert [members(5, 0) for _ in range(3)] == [12] * 3  # others have them while this team has no work
+        window.n_beside = 1.0  # another team of this process has one, other programs two
+        assert [members(2, 2) for _ in range(3)] == [12, 9, 9]
+        window.n_beside = 0.0
+        assert [members(2, 0), members(2, 0)] == [9, 10]
     finally:
         lib.te_team_system.others, lib.te_team_system.now_ns = before
+
+
+class Two:
+    """Teams of two threads on two CPUs, which nobody else uses: the first, if it runs, has both of them."""
+
+    def __init__(self) -> None:
+        self.ffi, self.lib = capi.load()
+        self.threads: dict[int, int] = {}  # which team's
+        self.n_live = 0
+        self.task = self.ffi.callback("te_task", self._task)
+        self.times = self.ffi.callback("bool(te_thread_times *)", self._times)
+        self.others = self.ffi.callback("bool(int32_t *, int64_t *)", self._others)
+        self.pools = []
+        for _ in range(2):
+            pool = self.ffi.new("te_pool **")
+            capi.check(self.lib.te_pool_new(2, pool))
+            self.pools.append(pool[0])
+
+    def _task(self, ctx: Any, team: Any) -> None:
+        self.threads[threading.get_ident()] = which = int(self.ffi.cast("intptr_t", ctx))
+        if which == 1:
+            self.n_live = team.nth
+        time.sleep(0.004)
+
+    def _times(self, out: Any) -> bool:
+        busy = self.threads[threading.get_ident()] == 0
+        out.ran_ns, out.delay_ns, out.n_dispatched = time.monotonic_ns() if busy else 1, 0, 1
+        return True
+
+    def _others(self, n_cpus: Any, busy_ns: Any) -> bool:
+        n_cpus[0], busy_ns[0] = 2, 0
+        return True
+
+    def run(self, which: int) -> None:
+        self.lib.te_pool_run(self.pools[which], self.task, self.ffi.cast("void *", which))
+
+    def runs_until(self, n_live: int) -> bool:
+        """Runs the second team until it has so many members; False: not in ten seconds."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            self.run(1)
+            if self.n_live == n_live:
+                return True
+        return False
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    two = Two()
+    before = two.lib.te_team_system.times, two.lib.te_team_system.others
+    two.lib.te_team_system.times, two.lib.te_team_system.others = two.times, two.others
+    try:
+        yield two
+    finally:
+        two.lib.te_team_system.times, two.lib.te_team_system.others = before
+        for pool in two.pools:
+            two.lib.te_pool_free(pool)
+
+
+def test_teams_of_two_threads_share_the_cpus(two: Two) -> None:
+    is_over = threading.Event()
+
+    def first() -> None:
+        while not is_over.is_set():
+            two.run(0)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    try:
+        assert two.runs_until(1)
+    finally:
+        is_over.set()
+        thread.join()
+    assert two.runs_until(2)
+
+
+def test_teams_of_one_thread_take_turns(two: Two) -> None:
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        two.run(0)
+        two.run(1)
+        assert two.n_live == 2
 
 
 STAT = """\

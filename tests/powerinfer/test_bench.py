@@ -62,6 +62,12 @@ def test_bad_lists_are_refused(text: str) -> None:
         bench.numbers("-p", ["4", text])
 
 
+@pytest.mark.parametrize("text", ["0", "-1"])
+def test_a_batch_of_no_tokens_is_refused(text: str, capsys: Captured) -> None:
+    assert main(["bench", "demo", "-b", text]) == 1
+    assert f"-b {text}" in capsys.readouterr().err
+
+
 # -- what is measured
 
 

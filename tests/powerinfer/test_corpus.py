@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +21,27 @@ def test_files_are_one_text_in_their_order(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a").write_bytes(b"one\n")
     (tmp_path / "b").write_bytes(b"two \xff\r\n")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"three")))
-    assert read_texts([tmp_path / "a", "-", str(tmp_path / "b")]) == b"one\nthreetwo \xff"
-    assert read_texts([tmp_path / "b", tmp_path / "a"]) == b"two \xff\r\none"
+    with pytest.warns(UserWarning, match="not UTF-8"):
+        assert read_texts([tmp_path / "a", "-", str(tmp_path / "b")]) == b"one\nthreetwo \xff"
+        assert read_texts([tmp_path / "b", tmp_path / "a"]) == b"two \xff\r\none"
     (tmp_path / "c").write_bytes(b"end\n\n")
     assert read_texts([tmp_path / "c"]) == b"end\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "byte"),
+    [
+        ("schön".encode("latin1"), "byte 3 is 0xf6"),
+        ("a".encode("utf-16-le"), None),
+        ("ab".encode("utf-16"), "byte 0 is"),
+    ],
+)
+def test_a_text_that_is_not_utf8_warns(text: bytes, byte: str | None, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(text)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert read_texts([tmp_path / "a"]) == text
+    assert [f"a is not UTF-8 ({byte}" in str(each.message) for each in caught] == [True] * (byte is not None)
 
 
 @pytest.mark.parametrize("name", ["nowhere.txt", ".", "a\0b"])

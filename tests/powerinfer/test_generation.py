@@ -289,6 +289,39 @@ def test_an_interrupt_while_a_token_is_computed(llama: OpenLlama, monkeypatch: p
     assert greedy(llm, PROMPT, 5) == greedy(llama(), PROMPT, 5)
 
 
+@pytest.mark.parametrize("hook", ["logits_processor", "stopping_criteria", "prompt_progress"])
+def test_a_hook_cannot_have_its_model_compute(llama: OpenLlama, hook: str) -> None:
+    """It is told so, and the generation goes on: it ended with an AssertionError, or went on for ever."""
+    expected = greedy(llama(), PROMPT, 4)
+    llm = llama(embedding=True)
+    calls: list[Callable[[], object]] = [
+        lambda: llm.create_completion(PROMPT, max_tokens=1),
+        lambda: next(iter(llm.generate(PROMPT))),
+        lambda: llm.eval([5]),
+        llm.reset,
+        lambda: llm.load_state(state),
+        lambda: llm.embed("a"),
+    ]
+    llm.eval(PROMPT[:2])
+    state = llm.save_state()
+    left = iter(calls)
+
+    def meddle(*args: Any) -> Any:
+        for call in left:
+            with pytest.raises(ArgumentError, match="hook"):
+                call()
+        assert llm.n_tokens >= 0
+        return args[-1] if hook == "logits_processor" else False
+
+    if hook == "prompt_progress":
+        llm.prompt_progress = meddle
+        tokens = greedy(llm, PROMPT, 4)
+    else:
+        options: dict[str, Any] = {hook: meddle}
+        tokens = list(islice(llm.generate(PROMPT, temp=0.0, **options), 4))
+    assert next(left, None) is None and tokens == expected
+
+
 def test_objects_in_parallel_threads(llama: OpenLlama) -> None:
     expected = greedy(llama(), PROMPT, 20)
     problems: list[BaseException] = []

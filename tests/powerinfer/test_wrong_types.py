@@ -13,6 +13,7 @@ import pytest
 
 from powerinfer import AsyncLlama, Llama, PowerInferError
 from powerinfer._engine import loader
+from powerinfer._engine.sampling import sampling_of
 from powerinfer.cli import main
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -71,6 +72,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "logits_processor is 5, it must be a function",
     ),
     "criteria": (lambda m: m("a", stopping_criteria=[5], **ONE), r"stopping_criteria is \[5\]"),
+    "breakers": (lambda m: m("a", dry_sequence_breakers=5, **ONE), "dry_sequence_breakers is no list"),
     "min_tokens": (lambda m: m("a", min_tokens="x", **ONE), "min_tokens is 'x'"),
     "load_state": (lambda m: m.load_state("foo"), "the state is str, it must be what save_state"),
     "load None": (lambda m: m.load_state(None), "the state is NoneType"),
@@ -81,6 +83,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "image": (
         lambda m: m.create_chat_completion([{"role": "user", "content": [{"type": "image_url"}]}]),
         "only parts of type 'text' are supported, no images",
+    ),
+    "part": (
+        lambda m: m.create_chat_completion([{"role": "user", "content": [{"type": "text", "content": "a"}]}]),
+        "a part of type 'text' whose text is NoneType, not a string",
     ),
     "cache": (lambda m: m.set_cache(5), "the cache is int"),
     "threshold": (lambda m: m.set_threshold("x"), "threshold is 'x', it must be a number"),
@@ -226,3 +232,8 @@ def test_options(words: list[str], says: str, capsys: pytest.CaptureFixture[str]
     except SystemExit as end:
         assert end.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_breakers_that_are_read_once() -> None:
+    options = sampling_of("it", {"dry_sequence_breakers": iter(["a", "b"])}, 64)
+    assert options.dry_sequence_breakers == ("a", "b")

@@ -387,6 +387,14 @@ def test_host_names(http: Any) -> None:
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
+def test_without_a_host_name(url: str) -> None:
+    """As proxies ask for the health of what is behind them."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=120) as sock:
+        sock.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b" 200 " in sock.recv(1000).splitlines()[0]
+
+
 def test_no_cors_unless_asked(http: Any, demo: AsyncLlama) -> None:
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     response = http.options("/v1/completions", headers=asked)

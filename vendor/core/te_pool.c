@@ -89,6 +89,9 @@ struct te_pool {
     const void *caller; /* whose delays members[0] has */
     int64_t run_ns;     /* of this window */
     int64_t last_ns;    /* of the last run */
+    int64_t milli;      /* of a CPU, thousandths: what members had in the last window */
+    int64_t looked_ns;  /* runs since te_team_size_next looked for room */
+    int64_t beside_ns;  /* CPU time that other teams of this process had meanwhile */
     te_team_size size;  /* members read nap_ns */
     char pad[APART];
     _Atomic int32_t n_live; /* members of the runs now */
@@ -104,6 +107,8 @@ struct te_pool {
  * of, once it forked. */
 static _Atomic int32_t n_running;
 static _Atomic int64_t n_running_process;
+/* What these members have of the CPUs, in thousandths of one. */
+static _Atomic int64_t running_milli;
 
 /* The futex calls take the word as the plain integer that it is in memory. */
 _Static_assert(sizeof(_Atomic uint32_t) == sizeof(uint32_t), "an atomic word is its value");
@@ -347,6 +352,7 @@ te_status te_pool_new(int32_t n_threads, te_pool **out) {
     }
     p->n_threads = n_threads;
     te_team_size_begin(&p->size, n_threads);
+    p->milli = 1000 * n_threads;
     atomic_store_explicit(&p->n_live, n_threads, memory_order_relaxed);
     p->n_logical = te_os_n_logical();
     p->process_id = te_os_process_id();
@@ -377,7 +383,10 @@ int32_t te_pool_n_threads(const te_pool *p) { return p->n_threads; }
  */
 static void restart_in_child(te_pool *p) {
     p->process_id = te_os_process_id();
-    if (atomic_exchange(&n_running_process, p->process_id) != p->process_id) atomic_store(&n_running, 0);
+    if (atomic_exchange(&n_running_process, p->process_id) != p->process_id) {
+        atomic_store(&n_running, 0);
+        atomic_store(&running_milli, 0);
+    }
     atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
     atomic_store_explicit(&p->n_live, p->n_threads, memory_order_relaxed);
     te_team_size_begin(&p->size, p->n_threads);
@@ -411,15 +420,21 @@ static void grow(te_pool *p, int32_t n_live, int32_t n) {
 static void fit_team(te_pool *p) {
     const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
     te_window w = {.n_live = n_live, .run_ns = p->run_ns};
+    int64_t ran_ns = 0;
     for (int32_t i = 0; i < n_live; i++) {
         te_member *m = &p->members[i];
         w.waited_ns += m->waited_ns;
         if (m->ran_ns >= 0) m->idle_ns += p->run_ns - m->ran_ns;
+        ran_ns += m->ran_ns >= 0 && m->ran_ns < p->run_ns ? m->ran_ns : p->run_ns;
         if (m->idle_ns > 0) w.idle_ns += m->idle_ns; /* < 0: it ran between runs, as the caller does */
     }
+    p->milli = 1000 * ran_ns / p->run_ns;
+    p->looked_ns += p->run_ns;
+    w.n_beside = (double)p->beside_ns / (double)p->looked_ns;
     bool looked;
     const int32_t n = te_team_size_next(&p->size, &w, &looked);
     for (int32_t i = 0; looked && i < p->n_threads; i++) p->members[i].idle_ns = 0;
+    if (looked) p->looked_ns = p->beside_ns = 0;
     if (n < n_live)
         atomic_store_explicit(&p->n_live, n, memory_order_relaxed);
     else
@@ -432,7 +447,9 @@ void te_pool_run(te_pool *p, te_task *task, void *ctx) {
     p->ctx = ctx;
     for (int i = 0; i < N_COUNTERS; i++) atomic_store_explicit(&p->counters[i].next, 0, memory_order_relaxed);
     if (p->n_threads == 1) {
+        atomic_fetch_add_explicit(&running_milli, 1000, memory_order_relaxed);
         take_part(p, 0);
+        atomic_fetch_sub_explicit(&running_milli, 1000, memory_order_relaxed);
         return;
     }
     if (p->process_id != te_os_process_id()) restart_in_child(p);
@@ -442,11 +459,15 @@ void te_pool_run(te_pool *p, te_task *task, void *ctx) {
     p->measure = p->run_ns + p->last_ns >= TE_WINDOW_NS;
     const int32_t n_live = atomic_load_explicit(&p->n_live, memory_order_relaxed);
     const int64_t begun = te_os_now_ns();
+    const int64_t milli = p->milli;
     atomic_fetch_add_explicit(&n_running, n_live, memory_order_relaxed);
+    atomic_fetch_add_explicit(&running_milli, milli, memory_order_relaxed);
     word_step(&p->generation);
     take_part(p, 0);
     atomic_fetch_sub_explicit(&n_running, n_live, memory_order_relaxed);
     p->last_ns = te_os_now_ns() - begun;
     p->run_ns += p->last_ns;
+    p->beside_ns +=
+        (atomic_fetch_sub_explicit(&running_milli, milli, memory_order_relaxed) - milli) * p->last_ns / 1000;
     if (p->measure) fit_team(p);
 }

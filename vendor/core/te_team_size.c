@@ -11,6 +11,8 @@
  * members (idle_ns). Members that are idle may as well have nothing to do, so the system is asked, too: where other programs
  * have CPUs that the team would need, it gets as many members as these leave room for.
  *
+ * Other teams of this process are such programs, too; the pool knows what they have (n_beside).
+ *
  * A smaller team grows into what others leave. Where the system does not say what that is, members are tried again later, the
  * later the more often that failed.
  */
@@ -38,7 +40,7 @@ void te_team_size_begin(te_team_size *s, int32_t n_threads) {
 }
 
 /* For how many members other programs left room since this was asked last; 0: not known. *sure: and the time before. */
-static int32_t ask_room(te_team_size *s, int32_t *sure) {
+static int32_t ask_room(te_team_size *s, const te_window *w, int32_t *sure) {
     int32_t n_cpus;
     int64_t others_ns;
     const int64_t before_ns = s->asked_ns;
@@ -51,7 +53,7 @@ static int32_t ask_room(te_team_size *s, int32_t *sure) {
     const double n_busy = (double)(others_ns - s->others_ns) / (double)(s->asked_ns - before_ns);
     s->others_ns = others_ns;
     if (before_ns == 0) return 0;
-    s->n_busy = n_busy > 0 ? n_busy : 0;
+    s->n_busy = (n_busy > 0 ? n_busy : 0) + w->n_beside;
     if (busy_before >= 0) *sure = te_team_room(s->n_threads, n_cpus, (s->n_busy + busy_before) / 2);
     return te_team_room(s->n_threads, n_cpus, s->n_busy);
 }
@@ -60,7 +62,7 @@ static int32_t ask_room(te_team_size *s, int32_t *sure) {
 static int32_t shrink(te_team_size *s, const te_window *w, int32_t n, bool on_trial) {
     s->park_ns = !on_trial ? PARK_NS : s->park_ns < PARK_MAX_NS / 2 ? 2 * s->park_ns : PARK_MAX_NS;
     int32_t sure;
-    (void)ask_room(s, &sure); /* what others have beside the smaller team counts */
+    (void)ask_room(s, w, &sure); /* what others have beside the smaller team counts */
     s->n_busy = -1;
     /* A trial costs a window or two, and a window of long runs is long. */
     const int64_t park_ns = s->park_ns * (1 + w->run_ns / TE_WINDOW_NS);
@@ -85,7 +87,7 @@ static int32_t fit_room(te_team_size *s, const te_window *w) {
         return w->n_live;
     }
     int32_t sure;
-    const int32_t room = ask_room(s, &sure);
+    const int32_t room = ask_room(s, w, &sure);
     if (s->asked_ns != 0) s->look_ns = now + ASK_NS;
     if (room == 0) return w->n_live + s->n_grow < s->n_threads ? w->n_live + s->n_grow : s->n_threads;
     if (room < w->n_live && missing) return shrink(s, w, room, false);

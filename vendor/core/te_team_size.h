@@ -35,6 +35,7 @@ typedef struct te_window {
     int64_t waited_ns; /* all members, for CPUs that others had; wake-ups left out */
     int64_t
         idle_ns; /* all members, in runs since te_team_size_next looked for room: without a CPU for whatever reason */
+    double n_beside; /* CPUs that other teams of this process had beside these runs: te_os_others leaves them out */
 } te_window;
 
 /* The delays of members are to be looked at once in so much time of runs. */
