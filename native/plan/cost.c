@@ -335,7 +335,7 @@ static uint64_t scratch_bytes(const pi_model *m, const pi_plan_options *o) {
         n_tok * pi_latent_q(m),                                                 /* and before it is a latent one's */
         n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
         rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
-        n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
+        n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 80, /* tables, angles, positions */
         m->state_floats ? 4 * (n_tok + 17) + 16 : 0,                            /* whose tokens are whose */
         pi_gates_heads(m) ? n_tok * n_q : 0,
         m->cuts_gates ? n_tok * (uint64_t)i->n_ff : 0, /* gates that are cut, ups beside them */
