@@ -218,8 +218,8 @@ typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float
                  float *y; size_t ldy; const uint64_t *words; te_ticket ticket; const int32_t *expected;
                  struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
                  float scale; uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
-typedef struct { const float *x; int32_t n_rows, cols; const int32_t *n_largest; float *rows; uint64_t *largest;
-                 int32_t *n_found; } pi_device_logits;
+typedef struct { const float *x; int32_t n_rows, cols; const int32_t *n_largest; float *rows;
+                 uint64_t *largest; int32_t *n_found; } pi_device_logits;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);

@@ -1,10 +1,8 @@
-"""Choices by the largest logits, which a device finds, are those by rows; who asks for a row has it all the same."""
+"""Choices by the largest logits, which a device finds, are those by rows. Who asks for a row has it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
