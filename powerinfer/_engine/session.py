@@ -310,7 +310,7 @@ class Session:
         """Logits [n_vocab] of the index-th token of the last feed that wanted them; -1 is the last.
 
         Writable, and the same array for every call until the next feed, which overwrites it.
-        Raises ArgumentError if the index is out of range.
+        Raises ArgumentError if the index is out of range, DeviceError where a device has them, and fails.
         """
         with self._lock:
             row = self._row(index)
