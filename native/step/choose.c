@@ -151,7 +151,8 @@ static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, con
         pi_session_unlock(s);
         PI_TRY(st);
         const uint32_t stop = __atomic_load_n(&r->stop, __ATOMIC_ACQUIRE);
-        bool is_last = ++*n_done >= r->most || (stop && (uint32_t)*n_done >= stop);
+        ++*n_done;
+        bool is_last = *n_done >= r->most || (stop && (uint32_t)*n_done >= stop);
         for (int32_t i = 0; i < r->n && !is_last; i++) is_last = is_end(r, chosen[i]);
         if (is_last || te_os_now_ns() >= r->until_ns) return PI_OK;
         tell(r, *n_done, false);

@@ -209,7 +209,7 @@ class Reference:
             tokens * n for n in (self.n_embd, self.n_embd, self.n_embd, q, q, kv, kv, rank if mlp else 0)
         ]
         parts += [
-            tokens * (up(a.n_ctx, 64) // 64 + self.n_rot + 2) + 64,
+            tokens * (up(a.n_ctx, 64) // 64 + self.n_rot + 2) + 80,
             3 * self.n_layer + 16,
             self.n_layer,
             1,

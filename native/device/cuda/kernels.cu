@@ -2,6 +2,7 @@
 #include "kernels.cuh"
 
 #include <cfloat>
+#include <cmath>
 
 #include "../../../vendor/cuda/tools.cuh"
 #include "../../../vendor/cuda/words.cuh"
@@ -64,25 +65,39 @@ __global__ void __launch_bounds__(LOGITS_THREADS) logits_kernel(const pi_device_
         return;
     }
     if (blockIdx.x) return;
+    /* Several values of a thread are on their way together. */
+    auto each = [&](auto f) {
+        constexpr int AT_ONCE = 8;
+        for (int first = t; first < cols; first += AT_ONCE * LOGITS_THREADS) {
+            float v[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int i = first + k * LOGITS_THREADS;
+                v[k] = i < cols ? __ldcg(x + i) : -INFINITY;
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) f(v[k], first + k * LOGITS_THREADS);
+        }
+    };
     uint32_t own = 0;
     bool bad = false;
-    for (int i = t; i < cols; i += LOGITS_THREADS) {
-        const float v = __ldcg(x + i);
+    each([&](float v, int) {
         bad |= !(v <= FLT_MAX);
         own = max(own, key_of(v));
-    }
+    });
     if (t == 0) n_kept = 0;
     bad = __syncthreads_or(bad);
     uint32_t bound = 0; /* the largest that n of them reach, found bit by bit */
     for (uint32_t bit = 0x80000000u; bit; bit /= 2)
         if (__syncthreads_count(own >= (bound | bit)) >= n) bound |= bit;
     bound = max(bound, key_of_none + 1);
-    for (int i = t; i < cols && !bad; i += LOGITS_THREADS) {
-        const float v = __ldcg(x + i);
-        if (key_of(v) < bound) continue;
-        const int at = atomicAdd(&n_kept, 1);
-        if (at < LOGITS_KEPT) kept[at] = (uint64_t)~key_of(v) << 32 | (uint32_t)i; /* in their order */
-    }
+    if (!bad)
+        each([&](float v, int i) {
+            const uint32_t key = key_of(v);
+            if (key < bound) return;
+            const int at = atomicAdd(&n_kept, 1);
+            if (at < LOGITS_KEPT) kept[at] = (uint64_t)~key << 32 | (uint32_t)i; /* in their order */
+        });
     __syncthreads();
     const int m = n_kept;
     if (bad || m > LOGITS_KEPT) {
