@@ -104,7 +104,7 @@ static pi_status feed_and_choose(pi_session *s, const pi_batch *b, const choices
     const pi_status st = pi_feed_locked(s, b);
     s->n_largest = 0;
     PI_TRY(st);
-    if (c->n > CHOICES_ALONE) /* waking the team takes as long as some of them */
+    if (c->n > CHOICES_ALONE && !s->largest) /* waking the team takes as long as some of them, or more by the largest */
         te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, (void *)c);
     else
         for (int32_t i = 0; i < c->n; i++) choose(c, i);
