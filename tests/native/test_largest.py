@@ -129,6 +129,12 @@ def test_rows_stay_where_nobody_asks_for_them(model: Model, faults: Faults) -> N
         for options, bias in ALL.values():
             step(s, 3, [*few(2), Sampler(options, model.info.n_vocab, logit_bias=bias)])
             assert is_there(s)
+        step(s, 1, few())
+        ids = [5 + i % 40 for i in range(70)]  # more than n_batch: rows of two chunks are put together
+        for seq in range(3):
+            s.drop(seq)
+        s.feed(ids, want_logits=True)
+        assert is_there(s)
     with opened(model, "mixed") as s:  # the CPU makes logits
         step(s, 1, few())
         assert is_there(s)
