@@ -218,6 +218,8 @@ static void reserve_rows(pi_upload *u, pi_device_state *d) {
         at[k] = n_bytes;
         n_bytes = pi_add(n_bytes, n < SIZE_MAX / 2 ? round_up(n, PI_DEVICE_ALIGN) : n);
     }
+    const size_t rows = pi_space_logits((uint64_t)s->options.n_seq, (uint64_t)s->options.n_batch, (uint64_t)i->n_vocab);
+    if (n_bytes < rows) n_bytes = round_up(rows, PI_DEVICE_ALIGN);
     char *piece = pi_upload_reserve(u, n_bytes);
     for (size_t k = 0; piece && k < sizeof part / sizeof *part; k++) *part[k].to = (float *)(void *)(piece + at[k]);
     d->rows = (float *)(void *)piece;

@@ -361,6 +361,11 @@ static uint64_t scratch_bytes(const pi_model *m, const pi_plan_options *o) {
     };
     const pi_space_shape kernels = shape(m, o);
     uint64_t n = pi_space_kernels(&kernels);
+    /* Logits are made in place of x's norm and what is behind it here, up to a latent one's: what of them is more. */
+    uint64_t place = 0;
+    for (size_t k = 1; k < 8; k++) place += pi_space(4 * words[k]);
+    const uint64_t rows = pi_space_logits((uint64_t)o->n_seq, n_tok, (uint64_t)i->n_vocab);
+    n += rows > place ? pi_space(rows - place) : 0;
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += pi_space(4 * words[k]);
     /* Programs of more sequences than a small batch, one recorded for each number of them. */
     const uint64_t n_seq = (uint64_t)o->n_seq, most = n_tok < PI_MANY ? n_tok : PI_MANY,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +85,18 @@ def test_choices_are_those_by_rows(model: Model, split: str) -> None:
             for two in (pairs, others):
                 got = step(s, k, [a for a, _ in two])
                 assert got == [b.sample(s.logits(i)) for i, (_, b) in enumerate(two)]
+
+
+def test_a_vocabulary_that_wants_more_room(tmp_path: Path) -> None:
+    """Logits of all sequences have room on the device, though its other buffers are small."""
+    spec = replace(models.SPECS["llama-relu-gqa"], n_vocab=3000)
+    with Model(hybrid.write(tmp_path, spec, "dense")) as m:
+        plan = hybrid.place(m, "all", "dense", 8)
+        with Session(m, plan=plan, device="host", **hybrid.options("dense", 8)) as s:
+            pairs = [pair(m, o, i) for i, o in enumerate(list(FEW.values())[:4])]
+            for k in range(3):
+                got = step(s, k, [a for a, _ in pairs])
+                assert got == [b.sample(s.logits(i)) for i, (_, b) in enumerate(pairs)]
 
 
 @pytest.mark.parametrize("name", ALL)
