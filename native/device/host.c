@@ -177,7 +177,6 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .finish = host_finish,
                                        .begin = pi_host_begin,
                                        .end = pi_host_end,
-                                       .logits = pi_host_logits,
                                        .linear = pi_host_linear,
                                        .attention = pi_host_attention,
                                        .latent = pi_host_latent,
@@ -190,6 +189,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .experts = pi_host_experts,
                                        .merge = pi_host_merge,
                                        .load = pi_host_load,
+                                       .logits = pi_host_logits,
                                        .stamp = pi_host_stamp};
 
 const pi_device_ops *pi_device_host(void) { return &host_ops; }

@@ -87,8 +87,10 @@ typedef struct pi_device_state {
     uint64_t *published, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
     uint64_t *ahead;     /* S: marks of the next layer as the device guesses them, twice: every other layer's */
     int64_t ahead_words; /* of each */
-    float *rows;         /* D: room for logits, which are made when h to y are not needed any more, and how large it */
-    size_t rows_floats;  /* is; */
+    /* D: where the head makes logits, in place of h, q, k, v, att, latent_q and y. They may stay there until the next feed:
+     * what runs a program outside a feed calls pi_hybrid_bring_rows first. */
+    float *rows;
+    size_t rows_floats;
     float *logits, *hidden;              /* S [max_logits] rows */
     uint64_t *largest;                   /* S [max_logits][PI_LARGEST], of these */
     int32_t *n_found;                    /* S [max_logits] */
@@ -233,7 +235,7 @@ bool pi_hybrid_embeds_first(const pi_hybrid *h);
 void pi_hybrid_fill_inputs(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
-/* The rows of the last run's logits, where only their largest were brought. Errors: DEVICE. */
+/* Brings the rows of the last feed's logits, if only their largest were brought. Errors: DEVICE. */
 pi_status pi_hybrid_bring_rows(pi_hybrid *h);
 /* Where the head's logits are made. Single values are slow to leave a device: it has room for them, if they are not too many,
  * and they leave all at once; more are made where the CPU finds them. */

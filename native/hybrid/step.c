@@ -497,6 +497,7 @@ static int32_t count_largest(const pi_hybrid *h) {
 }
 
 pi_status pi_hybrid_bring_rows(pi_hybrid *h) {
+    if (!h->s->largest) return PI_OK;
     const pi_device_state *d = &h->device[h->head_device];
     const size_t n = (size_t)h->s->logits_rows * (size_t)h->s->model->info.n_vocab;
     if (h->process_id != te_os_process_id())

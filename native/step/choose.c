@@ -93,7 +93,7 @@ static void choose_by_rows(const choices *c) {
     for (int32_t i = 0; i < c->n; i++) {
         if (c->chosen[i] != NEEDS_ROW) continue;
         c->chosen[i] = -1;
-        are_there = are_there && (!c->s->largest || pi_hybrid_bring_rows(c->s->hybrid) == PI_OK);
+        are_there = are_there && pi_hybrid_bring_rows(c->s->hybrid) == PI_OK;
         if (are_there) choose(c, i);
     }
 }
@@ -104,7 +104,8 @@ static pi_status feed_and_choose(pi_session *s, const pi_batch *b, const choices
     const pi_status st = pi_feed_locked(s, b);
     s->n_largest = 0;
     PI_TRY(st);
-    if (c->n > CHOICES_ALONE && !s->largest) /* waking the team takes as long as some of them, or more by the largest */
+    /* Waking the team takes as long as a few choices by rows, or as all by the largest logits. */
+    if (c->n > CHOICES_ALONE && !s->largest)
         te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, (void *)c);
     else
         for (int32_t i = 0; i < c->n; i++) choose(c, i);

@@ -198,7 +198,7 @@ static float *kept_row(pi_session *s, float *const *base, int32_t index, int32_t
 float *pi_session_logits(pi_session *s, int32_t index) {
     if (!s) return NULL;
     pi_session_lock(s);
-    const bool is_there = !s->largest || pi_hybrid_bring_rows(s->hybrid) == PI_OK;
+    const bool is_there = !s->hybrid || pi_hybrid_bring_rows(s->hybrid) == PI_OK;
     pi_session_unlock(s);
     return is_there ? kept_row(s, &s->logits, index, s->model->info.n_vocab) : NULL;
 }
