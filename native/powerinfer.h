@@ -351,7 +351,7 @@ int32_t pi_prefix_reusable(const pi_session *session, int32_t seq, int32_t n_sam
  * reachable: empty where layers with a window have given back what that needs, at a checkpoint where layers have states. */
 pi_status pi_session_feed(pi_session *session, const pi_batch *batch);
 /* Logits [n_vocab] of the index-th token of the last batch that wanted them; writable; valid until the next feed. NULL
- * if out of range. */
+ * if out of range, or where they are still on a device (pi_session_feed_choose), which fails. */
 float *pi_session_logits(pi_session *session, int32_t index);
 /* The final normed hidden state [n_embd] of the same token. */
 const float *pi_session_hidden(pi_session *session, int32_t index);
@@ -502,7 +502,9 @@ pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t
 /* The same of many: pi_session_feed, then the i-th of n samplers, no two of which are the same, chooses by the logits of
  * row[i] and accepts chosen[i], shared out among the session's threads (beside a device among up to 8 of them).
  * chosen[i] is -1 where that failed: the same choice tells why once more. Errors: of pi_session_feed; ARGUMENT for a row
- * that the batch does not have, or a sampler of another n_vocab: then nothing was fed. */
+ * that the batch does not have, or a sampler of another n_vocab: then nothing was fed. Where samplers ask for the largest
+ * logits alone (greedy, top_k of at most 128; no bias, penalty, mirostat or top_n_sigma), a device brings no more than
+ * these, and pi_session_logits brings the rest. */
 pi_status pi_session_feed_choose(pi_session *session, const pi_batch *batch, int32_t n, const int32_t *row,
                                  pi_sampler *const *sampler, int32_t *chosen);
 

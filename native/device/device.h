@@ -22,9 +22,10 @@ extern "C" {
 #endif
 
 enum {
-    PI_DEVICE_VERSION = 20,
+    PI_DEVICE_VERSION = 21,
     PI_FETCHES = 32,
-    PI_MIXED = 8 /* kept programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
+    PI_LARGEST = 128, /* logits of a row that are found, at most */
+    PI_MIXED = 8      /* kept programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
 };
 /* In the keys of these. */
 static const uint64_t PI_KEY_MIXED = UINT64_C(1) << 63;
@@ -68,6 +69,19 @@ typedef struct pi_device_load {
     te_mat to; /* D */
     int32_t stage;
 } pi_device_load;
+
+/* Rows of logits on their way to the CPU: as they are, or the largest ones of each, for choices that need no more. Which
+ * it is may change from step to step. */
+typedef struct pi_device_logits {
+    const float *x; /* D [n_rows][cols] */
+    int32_t n_rows, cols;
+    const int32_t *n_largest; /* D: how many of each row, at most PI_LARGEST; 0: the rows */
+    float *rows;              /* S [n_rows][cols] */
+    /* S [n_rows][PI_LARGEST], of which the first n_found are: a logit's bits and in the lower half its column, falling, equal
+     * ones by column; -inf is none. */
+    uint64_t *largest;
+    int32_t *n_found; /* S [n_rows]; -1: only the row can tell, for it has a NaN, a +inf or too many equal ones */
+} pi_device_logits;
 
 typedef struct pi_device_ops {
     uint32_t version;
@@ -126,6 +140,7 @@ typedef struct pi_device_ops {
     void (*experts)(pi_device *dev, const te_experts_args *a);
     void (*merge)(pi_device *dev, const te_merge_args *a);
     void (*load)(pi_device *dev, const pi_device_load *a);
+    void (*logits)(pi_device *dev, const pi_device_logits *a);
     void (*stamp)(pi_device *dev, uint64_t *at); /* S: the device's clock, in ns, once what is in front has ended */
 
     /* Brings n matrices of host memory (from) to places of the device's, in its layout (to), in the background: while

@@ -190,6 +190,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .experts = pi_host_experts,
                                        .merge = pi_host_merge,
                                        .load = pi_host_load,
+                                       .logits = pi_host_logits,
                                        .stamp = pi_host_stamp};
 
 const pi_device_ops *pi_device_host(void) { return &host_ops; }

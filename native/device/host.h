@@ -102,6 +102,7 @@ void pi_host_gather(const te_mat *from, const int32_t *ids, int32_t each, int32_
 /* host_ops.c */
 void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
+void pi_host_logits(pi_device *dev, const pi_device_logits *a);
 void pi_host_linear(pi_device *dev, const te_linear_args *a);
 void pi_host_attention(pi_device *dev, const te_attention_args *a);
 void pi_host_latent(pi_device *dev, const te_latent_args *a);       /* host_latent.c */

@@ -1,4 +1,5 @@
 /* host_ops.c - the operations of the stand-in device, on the CPU's kernels. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -98,6 +99,38 @@ void pi_host_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, u
 
 void pi_host_end(pi_device *dev, void *to, const void *from, size_t n_bytes) {
     if (pi_host_begin_op(dev, 8, 0)) memcpy(to, from, n_bytes);
+}
+
+/* The n largest of a row, each put among those before it. Returns how many there are. */
+static int32_t find_largest(const float *x, int32_t cols, int32_t n, uint64_t *largest) {
+    int32_t n_found = 0;
+    for (int32_t i = 0; i < cols; i++) {
+        if (!(x[i] <= FLT_MAX)) return -1;
+        if (x[i] == -INFINITY) continue;
+        int32_t at = n_found;
+        for (; at > 0; at--) {
+            const uint32_t bits = (uint32_t)(largest[at - 1] >> 32);
+            float before;
+            memcpy(&before, &bits, sizeof before);
+            if (before >= x[i]) break;
+            if (at < n) largest[at] = largest[at - 1];
+        }
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        if (at < n) largest[at] = (uint64_t)bits << 32 | (uint32_t)i;
+        n_found += n_found < n;
+    }
+    return n_found;
+}
+
+void pi_host_logits(pi_device *dev, const pi_device_logits *a) {
+    if (!pi_host_begin_op(dev, 19, a->n_rows)) return;
+    pi_host_mix(pi_host(dev), a->x);
+    const size_t cols = (size_t)a->cols;
+    if (!*a->n_largest) memcpy(a->rows, a->x, sizeof *a->x * cols * (size_t)a->n_rows);
+    for (int32_t i = 0; *a->n_largest && i < a->n_rows; i++)
+        a->n_found[i] =
+            find_largest(a->x + cols * (size_t)i, a->cols, *a->n_largest, a->largest + (ptrdiff_t)i * PI_LARGEST);
 }
 
 void pi_host_linear(pi_device *dev, const te_linear_args *a) {

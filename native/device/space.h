@@ -50,6 +50,8 @@ enum {
     PI_WIDE = 192,             /* tokens whose products are faster together, of some formats on some devices */
     PI_WIDE_DOWN = 128,        /* of these with a down by neuron that is not F16 */
     PI_GRAPH_BYTES = 56 << 10, /* of such a program, for each layer: 42 KiB measured, and up to 10 of maps */
+    PI_LOGITS_BYTES = 64
+        << 20, /* rows of logits that leave a device together: memory of the CPU, too, which is pinned */
     PI_PARTS = 384,
     PI_SPLITS = 32,
     PI_SHARES = 8,   /* parts of attention of a prompt's token: of PI_MANY tokens, and fewer each */
@@ -67,6 +69,17 @@ enum {
 static inline uint64_t pi_parts(uint64_t n_tok, uint64_t n_embd) {
     const uint64_t most = PI_PARTS, each = n_tok > 1 && n_embd >= 4096 ? most / 2 : most;
     return n_tok * each > most ? n_tok * each : most;
+}
+
+/* How many rows of logits those are, of chunks of n_batch tokens. */
+static inline uint64_t pi_space_rows(uint64_t n_batch, uint64_t n_vocab) {
+    const uint64_t n = PI_LOGITS_BYTES / (sizeof(float) * n_vocab);
+    return n < 1 ? 1 : n < n_batch ? n : n_batch;
+}
+/* Bytes of the rows of n_seq sequences' next tokens, as far as they are made together. */
+static inline uint64_t pi_space_logits(uint64_t n_seq, uint64_t n_batch, uint64_t n_vocab) {
+    const uint64_t n = pi_space_rows(n_batch, n_vocab);
+    return sizeof(float) * n_vocab * (n_seq < n ? n_seq : n);
 }
 
 /* Neurons of a longer chunk's feed-forward that are computed at once, where down is stored by neurons. */

@@ -219,12 +219,6 @@ static pi_status reserve_members(pi_hybrid *h) {
     return PI_OK;
 }
 
-/* Logits of one run leave a device through pinned memory. */
-static int32_t most_logits(const pi_model_info *i, int32_t n_batch) {
-    const int64_t n = ((int64_t)64 << 20) / ((int64_t)sizeof(float) * i->n_vocab);
-    return n < 1 ? 1 : n < n_batch ? (int32_t)n : n_batch;
-}
-
 static bool is_whole(const pi_hybrid *h) {
     const pi_model *m = h->s->model;
     bool whole = pi_hybrid_is_resident(h) && h->head_device >= 0 && !h->s->options.keep_hidden;
@@ -277,7 +271,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     PI_TRY(pi_device_find(o->device, &ops));
     h->process_id = te_os_process_id();
     h->ld_table = (o->n_ctx + PI_KV_BLOCK - 1) / PI_KV_BLOCK;
-    h->max_logits = most_logits(&h->s->model->info, o->n_batch);
+    h->max_logits = (int32_t)pi_space_rows((uint64_t)o->n_batch, (uint64_t)h->s->model->info.n_vocab);
     h->max_decode = 32; /* tokens of a list have a bit each */
     h->wait_ns = o->wait_ms ? (int64_t)o->wait_ms * 1000000 : device_wait_ns;
     h->progress = o->progress;

@@ -58,9 +58,10 @@ typedef struct pi_device_input {
     int32_t *pos, *first, *table;
     int32_t *order, *run, *state, *keep; /* where layers have states: as te_recurrent_args's; state: place */
     float *cs;
-    int32_t *place;   /* [n_layer][n_expert] where experts are (te_route_args) */
-    uint32_t *counts; /* [n_layer][3] */
-    uint32_t *uses;   /* [n_layer][n_expert] */
+    int32_t *place;     /* [n_layer][n_expert] where experts are (te_route_args) */
+    uint32_t *counts;   /* [n_layer][3] */
+    uint32_t *uses;     /* [n_layer][n_expert] */
+    int32_t *n_largest; /* as pi_device_logits's */
     int32_t *cold; /* of a prompt, behind these: [n_layer][n_expert] the experts that have no place, in their order */
 } pi_device_input;
 
@@ -84,12 +85,18 @@ typedef struct pi_device_state {
     char *stage[PI_STAGES];                                           /* D: a prompt's cold weights on their way */
     size_t stage_bytes;
     uint64_t *published, *marks, *answer; /* S: x or h from the device, marks, y or x from the CPU */
-    uint64_t *ahead;        /* S: marks of the next layer as the device guesses them, twice: every other layer's */
-    int64_t ahead_words;    /* of each */
-    float *logits, *hidden; /* S [max_logits] rows */
-    uint32_t *counts;       /* S [n_layer][3], then [n_layer][n_expert]: uses of experts */
-    float *score, *weight;  /* D [n_batch][n_expert] of routers; [n_batch][n_used] of what they chose, */
-    int32_t *expert;        /* [n_batch][n_used] which is this */
+    uint64_t *ahead;     /* S: marks of the next layer as the device guesses them, twice: every other layer's */
+    int64_t ahead_words; /* of each */
+    /* D: where the head makes logits, in place of h, q, k, v, att, latent_q and y. They may stay there until the next feed:
+     * what runs a program outside a feed calls pi_hybrid_bring_rows first. */
+    float *rows;
+    size_t rows_floats;
+    float *logits, *hidden;              /* S [max_logits] rows */
+    uint64_t *largest;                   /* S [max_logits][PI_LARGEST], of these */
+    int32_t *n_found;                    /* S [max_logits] */
+    uint32_t *counts;                    /* S [n_layer][3], then [n_layer][n_expert]: uses of experts */
+    float *score, *weight;               /* D [n_batch][n_expert] of routers; [n_batch][n_used] of what they chose, */
+    int32_t *expert;                     /* [n_batch][n_used] which is this */
     float *shared_score, *shared_weight; /* D [n_batch] of the expert of all tokens, */
     int32_t *shared_expert;              /* [n_batch] zeros, */
     int32_t *shared_place;               /* and where it is: 0 */
@@ -176,6 +183,7 @@ typedef struct pi_hybrid {
     /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
     uint64_t last_mixed, mixed[PI_MIXED];
     int32_t n_tok, n_logits;
+    int32_t n_largest;  /* as the session's; 0: rows of logits are brought here */
     int32_t n_unwanted; /* of the last layer, from the first token on */
     int32_t n_runs;     /* of blocks with a state: at least the chunk's */
     pi_status kv_status;
@@ -227,6 +235,14 @@ bool pi_hybrid_embeds_first(const pi_hybrid *h);
 void pi_hybrid_fill_inputs(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
+/* Brings the rows of the last feed's logits, if only their largest were brought. Errors: DEVICE. */
+pi_status pi_hybrid_bring_rows(pi_hybrid *h);
+/* Where the head's logits are made. Single values are slow to leave a device: it has room for them, if they are not too many,
+ * and they leave all at once; more are made where the CPU finds them. */
+static inline float *pi_hybrid_rows(const pi_hybrid *h, const pi_device_state *d) {
+    const size_t n = (size_t)h->n_logits * (size_t)h->s->model->info.n_vocab;
+    return n <= d->rows_floats ? d->rows : h->device[h->head_device].logits;
+}
 /* Tokens, from the first on, whose output of layer l nobody wants; l = n_layer: nor that of the last one. */
 static inline int32_t pi_hybrid_unwanted(const pi_hybrid *h, int32_t l) {
     return l + 1 < h->s->model->info.n_layer ? 0 : h->n_unwanted;

@@ -19,7 +19,8 @@ static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at,
     const size_t x = to_lines(sizeof(float) * n_tok * (size_t)i->n_embd), each = to_lines(sizeof(int32_t) * n_tok),
                  table = x + 2 * each,
                  cs = table + to_lines(sizeof(int32_t) * (size_t)h->s->kv.n_pools * n_tok * (size_t)h->ld_table),
-                 order = to_lines(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes)),
+                 n_largest = to_lines(cs + sizeof(float) * n_tok * pi_rope_floats(h->s->model, h->s->model->n_ropes)),
+                 order = n_largest + to_lines(sizeof(int32_t)),
                  run = h->s->model->state_floats ? to_lines(sizeof(int32_t) * (n_tok + 1)) : 0, place = order + 4 * run,
                  counts = to_lines(place + sizeof(int32_t) * n_layer * n_expert);
     if (at)
@@ -28,6 +29,7 @@ static size_t input_bytes(const pi_hybrid *h, size_t n_tok, pi_device_input *at,
                                 .first = (int32_t *)(void *)(base + x + each),
                                 .table = (int32_t *)(void *)(base + table),
                                 .cs = (float *)(void *)(base + cs),
+                                .n_largest = (int32_t *)(void *)(base + n_largest),
                                 .order = (int32_t *)(void *)(base + order),
                                 .run = (int32_t *)(void *)(base + order + run),
                                 .state = (int32_t *)(void *)(base + order + 2 * run),
@@ -77,6 +79,7 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
     const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
     const bool has_angles = pi_hybrid_embeds_first(h); /* made with the embedding, which is there */
     memset(in.counts, 0, pi_hybrid_count_bytes(h));
+    *in.n_largest = h->n_largest;
     for (int32_t l = 0; h->place && !h->decode && l < s->model->info.n_layer; l++)
         if (h->layer[l].cold)
             memcpy(in.cold + (ptrdiff_t)l * s->model->info.n_expert, h->layer[l].cold,

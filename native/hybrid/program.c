@@ -192,9 +192,10 @@ static void head(const pi_program *p, int32_t begin, int32_t end) {
     a.n_tok = h->n_logits;
     a.norm = p->d->output_norm;
     a.n_products = 1;
-    /* Single values are slow to leave the device: they are made there, where y has room, and copied at once. */
-    const size_t n = (size_t)a.n_tok * (size_t)w.n_rows, room = (size_t)h->s->options.n_batch * (size_t)i->n_embd;
-    float *logits = h->device[h->head_device].logits + begin, *y = n <= room ? p->d->y : logits;
+    const pi_device_state *to = &h->device[h->head_device];
+    float *y = pi_hybrid_rows(h, p->d);
+    const bool leaves = y != to->logits;
+    if (!leaves) y += begin;
     a.product[0] = (te_product){
         .w = w, .bias = p->d->output_bias ? p->d->output_bias + begin : NULL, .y = y, .ldy = (size_t)w.n_rows};
     a.side.norm = p->d->output_norm;
@@ -202,7 +203,11 @@ static void head(const pi_program *p, int32_t begin, int32_t end) {
     a.side_type = -1;
     p->ops->linear(p->dev, &a);
     adapt_head(p, &a);
-    if (y != logits) p->ops->end(p->dev, logits, y, sizeof *y * n);
+    if (leaves && h->n_logits == 1) /* perhaps some of its rows */
+        p->ops->end(p->dev, to->logits + begin, y, sizeof *y * (size_t)w.n_rows);
+    else if (leaves)
+        p->ops->logits(p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, to->logits, to->largest,
+                                                   to->n_found});
 }
 
 void pi_hybrid_program(void *ctx, pi_device *dev) {

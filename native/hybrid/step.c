@@ -484,6 +484,28 @@ static void lend_logits(pi_hybrid *h) {
     const pi_device_state *d = &h->device[h->head_device];
     h->s->logits = d->logits;
     h->s->hidden = d->hidden;
+    h->s->largest = h->n_largest ? d->largest : NULL;
+    h->s->n_found = d->n_found;
+}
+/* How many of each row's largest logits are brought instead of the rows: no more are asked for, and nothing is done to them
+ * here. */
+static int32_t count_largest(const pi_hybrid *h) {
+    const pi_device_state *d = &h->device[h->head_device < 0 ? 0 : h->head_device];
+    const bool may = h->head_device >= 0 && h->n_logits > 1 && lends_logits(h) && !pi_changes_logits(h->s->model) &&
+                     pi_hybrid_rows(h, d) != d->logits;
+    return may ? h->s->n_largest : 0;
+}
+
+pi_status pi_hybrid_bring_rows(pi_hybrid *h) {
+    if (!h->s->largest) return PI_OK;
+    const pi_device_state *d = &h->device[h->head_device];
+    const size_t n = (size_t)h->s->logits_rows * (size_t)h->s->model->info.n_vocab;
+    if (h->process_id != te_os_process_id())
+        return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
+    const pi_status st = d->dev->ops->download(d->dev, d->logits, d->rows, sizeof *d->rows * n);
+    if (st != PI_OK) return PI_FAIL(st, "%s", d->dev->ops->error());
+    h->s->largest = NULL;
+    return PI_OK;
 }
 static void take_logits(void *ctx, te_team *team) {
     pi_hybrid *h = ctx;
@@ -523,6 +545,7 @@ pi_status pi_hybrid_run(pi_hybrid *h) {
     h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
     h->decode = h->n_tok <= h->max_decode;
     h->n_unwanted = count_unwanted(h);
+    h->n_largest = count_largest(h);
     PI_TRY(pi_cache_settle(h));
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));

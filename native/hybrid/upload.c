@@ -193,6 +193,37 @@ static void send_head(pi_upload *u, pi_device_state *d) {
     d->output_b = pi_upload_mat(u, &m->output_adapter.b);
     d->logits = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_vocab);
     d->hidden = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_embd);
+    d->largest = share(u, sizeof *d->largest * (size_t)u->h->max_logits * PI_LARGEST);
+    d->n_found = share(u, sizeof *d->n_found * (size_t)u->h->max_logits);
+}
+
+/* Buffers in one piece: where the head's logits are made, nothing of what they hold is needed. */
+static void reserve_rows(pi_upload *u, pi_device_state *d) {
+    const pi_session *s = u->h->s;
+    const pi_model_info *i = &s->model->info;
+    const size_t n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+    const struct {
+        float **to;
+        size_t cols;
+    } part[] = {{&d->h, (size_t)i->n_embd},
+                {&d->q, n_q},
+                {&d->k, n_kv},
+                {&d->v, n_kv},
+                {&d->att, n_q},
+                {&d->latent_q, pi_latent_q(s->model)},
+                {&d->y, (size_t)i->n_embd}};
+    size_t at[sizeof part / sizeof *part], n_bytes = 0;
+    for (size_t k = 0; k < sizeof part / sizeof *part; k++) {
+        const size_t n = pi_mul(pi_mul((size_t)s->options.n_batch, part[k].cols), sizeof(float));
+        at[k] = n_bytes;
+        n_bytes = pi_add(n_bytes, n < SIZE_MAX / 2 ? round_up(n, PI_DEVICE_ALIGN) : n);
+    }
+    const size_t rows = pi_space_logits((uint64_t)s->options.n_seq, (uint64_t)s->options.n_batch, (uint64_t)i->n_vocab);
+    if (n_bytes < rows) n_bytes = round_up(rows, PI_DEVICE_ALIGN);
+    char *piece = pi_upload_reserve(u, n_bytes);
+    for (size_t k = 0; piece && k < sizeof part / sizeof *part; k++) *part[k].to = (float *)(void *)(piece + at[k]);
+    d->rows = (float *)(void *)piece;
+    d->rows_floats = n_bytes / sizeof(float);
 }
 
 static void send_helper(pi_upload *u, pi_device_state *d) {
@@ -217,7 +248,7 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     const pi_session *s = h->s;
     const pi_model_info *i = &s->model->info;
     const size_t b = (size_t)s->options.n_batch, n_embd = (size_t)i->n_embd,
-                 n_q = (size_t)i->n_head * (size_t)i->n_embd_head, n_kv = (size_t)i->n_head_kv * (size_t)i->n_embd_head;
+                 n_q = (size_t)i->n_head * (size_t)i->n_embd_head;
     int32_t most_cold = 0;
     for (int32_t l = 0; l < i->n_layer; l++)
         if (h->layer[l].n_cpu > most_cold) most_cold = h->layer[l].n_cpu;
@@ -226,12 +257,7 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     d->shared_input = share(u, d->input_bytes);
     d->ticket = pi_upload_reserve(u, sizeof *d->ticket);
     d->x = d->input; /* the embedding is the first of a step's inputs */
-    d->h = floats(u, b, n_embd);
-    d->q = floats(u, b, n_q);
-    d->k = floats(u, b, n_kv);
-    d->v = floats(u, b, n_kv);
-    d->att = floats(u, b, n_q);
-    d->latent_q = floats(u, b, pi_latent_q(s->model));
+    reserve_rows(u, d);
     if (pi_gates_heads(s->model)) d->head_gates = floats(u, b, n_q);
     if (s->model->cuts_gates) {
         d->cut_gates = floats(u, b, (size_t)i->n_ff);
@@ -246,7 +272,6 @@ static void send_state(pi_upload *u, pi_device_state *d) {
         d->state_out = floats(u, b, round_up((size_t)m->state_out, 4));
     }
     d->z = floats(u, b, (size_t)s->model->max_rank);
-    d->y = floats(u, b, n_embd);
     for (int32_t k = 0; k < 3 && s->model->adapter_rank; k++)
         d->adapt[k] = floats(u, b, (size_t)s->model->adapter_rank);
     d->threshold = floats(u, 1, (size_t)i->n_layer);

@@ -335,7 +335,7 @@ static uint64_t scratch_bytes(const pi_model *m, const pi_plan_options *o) {
         n_tok * pi_latent_q(m),                                                 /* and before it is a latent one's */
         n_tok * (uint64_t)m->max_rank,                                          /* the predictor's hidden values */
         rank ? 3 * n_tok * rank + 128 : 0,                                      /* and those of adapters */
-        n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 64, /* tables, angles, positions */
+        n_tok * (n_tables * n_blocks + pi_rope_floats(m, m->n_ropes) + 2) + 80, /* tables, angles, positions */
         m->state_floats ? 4 * (n_tok + 17) + 16 : 0,                            /* whose tokens are whose */
         pi_gates_heads(m) ? n_tok * n_q : 0,
         m->cuts_gates ? n_tok * (uint64_t)i->n_ff : 0, /* gates that are cut, ups beside them */
@@ -361,6 +361,11 @@ static uint64_t scratch_bytes(const pi_model *m, const pi_plan_options *o) {
     };
     const pi_space_shape kernels = shape(m, o);
     uint64_t n = pi_space_kernels(&kernels);
+    /* Logits are made in place of x's norm and what is behind it here, up to a latent one's: what of them is more. */
+    uint64_t place = 0;
+    for (size_t k = 1; k < 8; k++) place += pi_space(4 * words[k]);
+    const uint64_t rows = pi_space_logits((uint64_t)o->n_seq, n_tok, (uint64_t)i->n_vocab);
+    n += rows > place ? pi_space(rows - place) : 0;
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) n += pi_space(4 * words[k]);
     /* Programs of more sequences than a small batch, one recorded for each number of them. */
     const uint64_t n_seq = (uint64_t)o->n_seq, most = n_tok < PI_MANY ? n_tok : PI_MANY,

@@ -497,25 +497,9 @@ static int32_t first_left(const pi_sampler *s, float value) {
     return i;
 }
 
-pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) {
-    if (!s || !logits || !token) REFUSE("pi_sampler_sample: sampler, logits or token is NULL");
-    float max = 0.0f;
-    const pi_status status = prepare(s, logits, &max);
-    if (status != PI_OK) return status;
+/* What comes behind top-k. n: candidates in chosen; 0: still the whole vocabulary, in values. */
+static int32_t sample_rest(pi_sampler *s, int32_t n, float max) {
     const pi_sampling *const o = &s->o;
-    if (o->temperature <= 0.0f) {
-        *token = first_with(s, max);
-        return PI_OK;
-    }
-    if (o->mirostat != 0) {
-        const float scale = scale_of(o->temperature);
-        *token = o->mirostat == 1 ? draw_mirostat_1(s, max, scale) : draw_mirostat(s, max, scale);
-        return PI_OK;
-    }
-
-    int32_t n = 0; /* candidates in chosen; 0: still the whole vocabulary, in values */
-    if (o->top_n_sigma > 0.0f) exclude_below(s, sigma_bound(s, max));
-    if (o->top_k > 0 && o->top_k < s->n_vocab) n = take_top(s, o->top_k);
     if (o->typical_p < 1.0f) {
         if (n == 0) n = take_top(s, s->n_vocab);
         n = keep_typical(s, n, max);
@@ -539,15 +523,57 @@ pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) 
     n = exclude_top_choices(s, n, &max);
     const float temperature = dynamic_temperature(s, n, max), scale = scale_of(temperature);
     if (temperature <= 0.0f) {
-        *token = n == 0 ? first_left(s, max) : token_of(s->chosen[0]);
-        return PI_OK;
+        return n == 0 ? first_left(s, max) : token_of(s->chosen[0]);
     }
     if (n == 0) {
         const double sum = weigh_all(s, max, scale);
-        *token = draw(s, s->n_vocab, sum);
-    } else {
-        const double sum = weigh_chosen(s, n, max, scale);
-        *token = token_of(s->chosen[draw(s, n, sum)]);
+        return draw(s, s->n_vocab, sum);
     }
+    const double sum = weigh_chosen(s, n, max, scale);
+    return token_of(s->chosen[draw(s, n, sum)]);
+}
+
+pi_status pi_sampler_sample(pi_sampler *s, const float *logits, int32_t *token) {
+    if (!s || !logits || !token) REFUSE("pi_sampler_sample: sampler, logits or token is NULL");
+    float max = 0.0f;
+    const pi_status status = prepare(s, logits, &max);
+    if (status != PI_OK) return status;
+    const pi_sampling *const o = &s->o;
+    if (o->temperature <= 0.0f) {
+        *token = first_with(s, max);
+        return PI_OK;
+    }
+    if (o->mirostat != 0) {
+        const float scale = scale_of(o->temperature);
+        *token = o->mirostat == 1 ? draw_mirostat_1(s, max, scale) : draw_mirostat(s, max, scale);
+        return PI_OK;
+    }
+
+    int32_t n = 0; /* candidates in chosen */
+    if (o->top_n_sigma > 0.0f) exclude_below(s, sigma_bound(s, max));
+    if (o->top_k > 0 && o->top_k < s->n_vocab) n = take_top(s, o->top_k);
+    *token = sample_rest(s, n, max);
     return PI_OK;
+}
+
+int32_t pi_sampler_n_largest(const pi_sampler *s) {
+    const pi_sampling *const o = &s->o;
+    if (s->n_bias > 0 || s->penalties.window != 0 || s->dry.multiplier > 0.0f)
+        return 0; /* others may be the largest then */
+    if (o->temperature <= 0.0f) return 1;
+    if (o->mirostat != 0 || o->top_n_sigma > 0.0f || o->top_k >= s->n_vocab) return 0;
+    return o->top_k > 0 ? o->top_k : 0;
+}
+
+int32_t pi_sampler_sample_largest(pi_sampler *s, const uint64_t *largest, int32_t n) {
+    const pi_sampling *const o = &s->o;
+    if (o->temperature <= 0.0f) return token_of(largest[0]);
+    if (n > o->top_k) n = o->top_k;
+    for (int32_t i = 0; i < n; i++) {
+        const uint32_t bits = (uint32_t)(largest[i] >> 32);
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        s->chosen[i] = to_candidate(value, token_of(largest[i]));
+    }
+    return sample_rest(s, n, value_of(s->chosen[0]));
 }

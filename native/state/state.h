@@ -112,6 +112,12 @@ struct pi_session {
     float *logits; /* [logits_rows][n_vocab] of the last feed: own_logits, or where a device left them */
     float *hidden; /* [logits_rows][n_embd], the same */
     float *own_logits, *own_hidden;
+    /* How many of each row's largest logits the choices of the feed under way ask for; 0: they ask for rows. */
+    int32_t n_largest;
+    /* [logits_rows][PI_LARGEST], as pi_device_logits has them. NULL: logits are where `logits` says. Else that is empty, and
+     * the rows are on a device: pi_hybrid_bring_rows. */
+    const uint64_t *largest;
+    const int32_t *n_found; /* [logits_rows] */
     int32_t logits_rows, logits_capacity;
     float *all_hidden; /* [all_capacity][n_embd] of the last feed's all_rows tokens, where they are kept */
     int32_t all_rows, all_capacity;

@@ -6,7 +6,7 @@
 #include "../sample/sampler.h"
 #include "chunk.h"
 
-enum { CHOICES_ALONE = 4 };
+enum { CHOICES_ALONE = 4, NEEDS_ROW = -2 };
 
 /* Feeds the token and chooses what follows, under one lock: another thread's feed would replace the logits. */
 static pi_status next_locked(pi_session *s, const pi_batch *batch, pi_sampler *sampler, int32_t *next) {
@@ -42,11 +42,19 @@ typedef struct choices {
 } choices;
 
 static void choose(const choices *c, int32_t i) {
-    const float *logits = c->s->logits + (size_t)c->row[i] * (size_t)c->s->model->info.n_vocab;
+    const pi_session *s = c->s;
+    const int32_t row = c->row[i];
     int32_t token = -1;
-    const bool is_chosen =
-        pi_sampler_sample(c->sampler[i], logits, &token) == PI_OK && pi_sampler_accept(c->sampler[i], token) == PI_OK;
-    c->chosen[i] = is_chosen ? token : -1;
+    pi_status st = PI_OK;
+    if (s->largest && s->n_found[row] < 1) {
+        c->chosen[i] = NEEDS_ROW;
+        return;
+    }
+    if (s->largest)
+        token = pi_sampler_sample_largest(c->sampler[i], s->largest + (ptrdiff_t)row * PI_LARGEST, s->n_found[row]);
+    else
+        st = pi_sampler_sample(c->sampler[i], s->logits + (size_t)row * (size_t)s->model->info.n_vocab, &token);
+    c->chosen[i] = st == PI_OK && pi_sampler_accept(c->sampler[i], token) == PI_OK ? token : -1;
 }
 
 static void choose_shared(void *ctx, te_team *team) {
@@ -67,14 +75,41 @@ static pi_status check_choices(const pi_session *s, const pi_batch *b, const cho
     return PI_OK;
 }
 
+/* How many of each row's largest logits are all that the choices ask for; 0: rows, which somebody else may ask for, too. */
+static int32_t count_largest(const pi_batch *b, const choices *c) {
+    int32_t n_logits = 0, most = 0;
+    for (int32_t i = 0; i < b->n_tokens; i++) n_logits += pi_batch_has_logits(b, i);
+    for (int32_t i = 0; i < c->n; i++) {
+        const int32_t n = pi_sampler_n_largest(c->sampler[i]);
+        if (n == 0 || n > PI_LARGEST) return 0;
+        most = n > most ? n : most;
+    }
+    return n_logits == c->n ? most : 0;
+}
+
+/* Choices by rows that were not brought before. */
+static void choose_by_rows(const choices *c) {
+    bool are_there = true;
+    for (int32_t i = 0; i < c->n; i++) {
+        if (c->chosen[i] != NEEDS_ROW) continue;
+        c->chosen[i] = -1;
+        are_there = are_there && pi_hybrid_bring_rows(c->s->hybrid) == PI_OK;
+        if (are_there) choose(c, i);
+    }
+}
+
 /* The same of many: feeds, and has the samplers choose. The caller holds the lock. */
 static pi_status feed_and_choose(pi_session *s, const pi_batch *b, const choices *c) {
-    PI_TRY(pi_feed_locked(s, b));
-    if (c->n > CHOICES_ALONE) { /* waking the team takes as long as some of them */
+    s->n_largest = s->hybrid ? count_largest(b, c) : 0;
+    const pi_status st = pi_feed_locked(s, b);
+    s->n_largest = 0;
+    PI_TRY(st);
+    /* Waking the team takes as long as a few choices by rows, or as all by the largest logits. */
+    if (c->n > CHOICES_ALONE && !s->largest)
         te_pool_run(s->hybrid ? s->hybrid->few : s->pool, choose_shared, (void *)c);
-        return PI_OK;
-    }
-    for (int32_t i = 0; i < c->n; i++) choose(c, i);
+    else
+        for (int32_t i = 0; i < c->n; i++) choose(c, i);
+    choose_by_rows(c);
     return PI_OK;
 }
 

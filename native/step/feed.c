@@ -67,6 +67,7 @@ static pi_status reserve_logits(pi_session *s, int32_t rows) {
         s->logits_capacity = rows;
     }
     s->logits = s->own_logits;
+    s->largest = NULL;
     s->hidden = s->own_hidden;
     return PI_OK;
 }
@@ -231,7 +232,11 @@ static float *kept_row(pi_session *s, float *const *base, int32_t index, int32_t
 }
 
 float *pi_session_logits(pi_session *s, int32_t index) {
-    return s ? kept_row(s, &s->logits, index, s->model->info.n_vocab) : NULL;
+    if (!s) return NULL;
+    pi_session_lock(s);
+    const bool is_there = !s->hybrid || pi_hybrid_bring_rows(s->hybrid) == PI_OK;
+    pi_session_unlock(s);
+    return is_there ? kept_row(s, &s->logits, index, s->model->info.n_vocab) : NULL;
 }
 
 const float *pi_session_all_hidden(pi_session *s) {

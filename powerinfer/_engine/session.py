@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError, ClosedError
+from ..errors import ArgumentError, ClosedError, DeviceError
 from ..models.statistics import Counts
 from . import _native, checks
 from .arrays import as_int32
@@ -320,7 +320,7 @@ class Session:
         """Logits [n_vocab] of the index-th token of the last feed that wanted them; -1 is the last.
 
         Writable, and the same array for every call until the next feed, which overwrites it.
-        Raises ArgumentError if the index is out of range.
+        Raises ArgumentError if the index is out of range, DeviceError where a device has them, and fails.
         """
         with self._lock:
             row = self._row(index)
@@ -328,7 +328,7 @@ class Session:
                 if len(self._rows) < self._n_logits:
                     self._rows = np.empty((self._n_logits, self.model.info.n_vocab), np.float32)
                     self._copied.clear()
-                pointer = _native.lib.pi_session_logits(self.handle, row)
+                pointer = self._native_logits(row)
                 _native.ffi.memmove(_native.ffi.from_buffer(self._rows[row]), pointer, self._rows[row].nbytes)
                 self._copied.add(row)
             result: npt.NDArray[np.float32] = self._rows[row]
@@ -343,9 +343,14 @@ class Session:
             row = self._row(index)
             if row in self._copied:  # its owner may have changed them
                 return sampler.sample(self._rows[row])
-            return sampler.sample_native(
-                _native.lib.pi_session_logits(self.handle, row), self.model.info.n_vocab
-            )
+            return sampler.sample_native(self._native_logits(row), self.model.info.n_vocab)
+
+    def _native_logits(self, row: int) -> Any:
+        """Raises DeviceError where they are on a device, which fails."""
+        pointer = _native.lib.pi_session_logits(self.handle, row)
+        if pointer == _native.ffi.NULL:
+            raise DeviceError(_native.message())
+        return pointer
 
     def hidden(self, index: int = 0) -> npt.NDArray[np.float32]:
         """A copy of the final normed hidden state [n_embd] of the same token."""

@@ -210,7 +210,7 @@ def test_refusals(model: Model) -> None:
         Session(model, plan=big, device="cuda", **options("dense"))
 
 
-VERSION = 20
+VERSION = 21
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
@@ -218,20 +218,28 @@ typedef struct { const float *partial; int32_t n_parts, n_tok, cols; const float
                  float *y; size_t ldy; const uint64_t *words; te_ticket ticket; const int32_t *expected;
                  struct { int32_t kind; float eps; const float *w, *b; } norm; float *normed;
                  float scale; uint32_t *cancelled; uint64_t limit_ns; } te_merge_args;
+typedef struct { const float *x; int32_t n_rows, cols; const int32_t *n_largest; float *rows;
+                 uint64_t *largest; int32_t *n_found; } pi_device_logits;
 typedef void pi_device_program(void *ctx, pi_device *dev);
 typedef struct {
     uint32_t version; const char *kind; const char *(*error)(void);
     int (*open)(int32_t, uint64_t, pi_device **); void (*close)(pi_device *); void *get_info;
     void *reserve; void *(*alloc)(pi_device *, size_t); void *(*share)(pi_device *, size_t);
-    void *stride, *map, *zero_copy, *pack, *upload;
+    void *stride, *map, *zero_copy, *pack; int (*upload)(pi_device *, void *, const void *, size_t);
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
     void (*look)(pi_device *); int (*finish)(pi_device *);
     void *begin, *end, *linear, *attention, *latent, *recurrent, *gate, *marks, *ffn, *cut, *route, *experts;
     void (*merge)(pi_device *, const te_merge_args *);
+    void *load; void (*logits)(pi_device *, const pi_device_logits *);
 } pi_device_ops;
-const pi_device_ops *pi_device_cuda(void);
+const pi_device_ops *pi_device_cuda(void), *pi_device_host(void);
 """
+
+
+def cuda_library() -> str:
+    beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
+    return str(beside.with_name("libpowerinfer_cuda.so"))
 
 
 @pytest.mark.parametrize("key", [0, 1])
@@ -239,8 +247,7 @@ def test_a_cpu_that_never_answers(key: int) -> None:
     """A program's wait ends after wait_ns with an error, and the device works on. key 0: no graph."""
     ffi = FFI()
     ffi.cdef(CDEF)
-    beside = Path(os.environ.get("POWERINFER_LIBRARY") or Path(powerinfer.__file__).parent / "lib" / "lib")
-    ops = ffi.dlopen(str(beside.with_name("libpowerinfer_cuda.so"))).pi_device_cuda()
+    ops = ffi.dlopen(cuda_library()).pi_device_cuda()
     assert ops.version == VERSION, "CDEF is of another version"
     out = ffi.new("pi_device **")
     assert ops.open(0, 0, out) == 0, ffi.string(ops.error())

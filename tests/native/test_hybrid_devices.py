@@ -162,4 +162,4 @@ def test_the_gpu_s_test_knows_the_table_of_a_device() -> None:
     assert table and declared and version and int(version[1]) == test_hybrid_devices_gpu.VERSION
     members = re.findall(r"\(\*(\w+)\)\(", re.sub(r"/\*.*?\*/", "", table[1], flags=re.DOTALL))
     known = [name for name in re.findall(r"\*(\w+)(?=[,;)])", declared[1]) if name in members]
-    assert known == members[: len(known)] and known[-1] == "merge"
+    assert known == members[: len(known)] and known[-1] == "logits"

@@ -209,7 +209,7 @@ class Reference:
             tokens * n for n in (self.n_embd, self.n_embd, self.n_embd, q, q, kv, kv, rank if mlp else 0)
         ]
         parts += [
-            tokens * (up(a.n_ctx, 64) // 64 + self.n_rot + 2) + 64,
+            tokens * (up(a.n_ctx, 64) // 64 + self.n_rot + 2) + 80,
             3 * self.n_layer + 16,
             self.n_layer,
             1,
@@ -221,6 +221,10 @@ class Reference:
             self.n_head * max((3 if tokens > few else 2) * few * (self.head + 2) * 32 + tokens, prompts),
             12 * (max(q, self.n_embd, self.n_ff) + self.n_embd + 512) if few > 1 else 0,
         ]
+        place = sum(up(4 * part, 256) for part in parts[1:7])
+        vocab = self.tensors["token_embd.weight"].shape[0]
+        rows = 4 * vocab * min(a.n_seq, tokens, max((16 << 20) // vocab, 1))  # logits of next tokens
+        parts.append(max(rows - place, 0) // 4)
         tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read
         recorded = max(0, min(a.n_seq, tokens, 64) - 8) * self.n_layer * (56 << 10)
         return (

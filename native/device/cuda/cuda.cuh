@@ -81,7 +81,7 @@ struct Cuda {
     te_cuda_gemm last;               /* a feed-forward's last product, of n_products: merge has yet to run it */
     te_linear_args last_rows;        /* the same of a few tokens, which goes to `partial` */
     bool settled;                    /* an operation of this step has begun after the copy of its inputs had ended */
-    uint64_t graphs_bytes; /* of used_bytes what graphs took */
+    uint64_t graphs_bytes;           /* of used_bytes what graphs took */
     Graph graph[MAX_GRAPHS];
     int32_t n_graphs;
     uint64_t n_graph_runs;
@@ -165,6 +165,7 @@ template <class F> void pieces(int32_t n_tok, F f) {
 te_linear_args some_tokens(const te_linear_args *a, int32_t t, int32_t n);
 void op_begin(pi_device *dev, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
 void op_end(pi_device *dev, void *to, const void *from, size_t n_bytes);
+void op_logits(pi_device *dev, const pi_device_logits *a);
 void op_linear(pi_device *dev, const te_linear_args *a);
 void op_attention(pi_device *dev, const te_attention_args *a);
 void op_latent(pi_device *dev, const te_latent_args *a);

@@ -309,6 +309,7 @@ const pi_device_ops table = {
     op_experts,
     op_merge,
     op_load,
+    op_logits,
     op_stamp,
     fetch,
     fetched,

@@ -1,6 +1,9 @@
 /* kernels.cu - see kernels.cuh. */
 #include "kernels.cuh"
 
+#include <cfloat>
+#include <cmath>
+
 #include "../../../vendor/cuda/tools.cuh"
 #include "../../../vendor/cuda/words.cuh"
 #include "../handover.h"
@@ -33,6 +36,86 @@ __global__ void begin_kernel(uint32_t *to, const uint32_t *from, size_t n, uint3
     }
     for (size_t i = 4 * fours + at; i < n; i += all) to[i] = *(volatile const uint32_t *)(from + i);
     if (at == 0 && ticket) *ticket += step;
+}
+
+/* Larger floats have larger keys, -0 and +0 the same one. */
+__device__ __forceinline__ uint32_t key_of(float v) {
+    const uint32_t bits = __float_as_uint(v + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+constexpr uint32_t key_of_none = 0x007fffffu; /* of -inf */
+
+/* The first block of each row finds its n largest; or all of a row's blocks copy it. Each thread's own largest: the n-th
+ * largest of these bounds the n-th largest of all from below, so that few more than n reach it. These are put in order by
+ * counting, for each, how many stand before it. */
+constexpr int LOGITS_THREADS = 1024, LOGITS_KEPT = 1024;
+__global__ void __launch_bounds__(LOGITS_THREADS) logits_kernel(const pi_device_logits a) {
+    __shared__ uint64_t kept[LOGITS_KEPT], sorted[PI_LARGEST];
+    __shared__ int n_kept;
+    dep_go();
+    dep_wait();
+    const int n = *(volatile const int32_t *)a.n_largest, t = threadIdx.x, cols = a.cols;
+    const float *x = a.x + (size_t)blockIdx.y * cols;
+    if (!n) {
+        float *to = a.rows + (size_t)blockIdx.y * cols;
+        const int at = blockIdx.x * blockDim.x + t, all = gridDim.x * blockDim.x;
+        const int fours = ((uintptr_t)to | (uintptr_t)x) % 16 ? 0 : cols / 4;
+        for (int i = at; i < fours; i += all) ((float4 *)to)[i] = __ldcg((const float4 *)x + i);
+        for (int i = 4 * fours + at; i < cols; i += all) to[i] = __ldcg(x + i);
+        return;
+    }
+    if (blockIdx.x) return;
+    /* Several values of a thread are on their way together. */
+    auto each = [&](auto f) {
+        constexpr int AT_ONCE = 8;
+        for (int first = t; first < cols; first += AT_ONCE * LOGITS_THREADS) {
+            float v[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int i = first + k * LOGITS_THREADS;
+                v[k] = i < cols ? __ldcg(x + i) : -INFINITY;
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) f(v[k], first + k * LOGITS_THREADS);
+        }
+    };
+    uint32_t own = 0;
+    bool bad = false;
+    each([&](float v, int) {
+        bad |= !(v <= FLT_MAX);
+        own = max(own, key_of(v));
+    });
+    if (t == 0) n_kept = 0;
+    bad = __syncthreads_or(bad);
+    uint32_t bound = 0; /* the largest that n of them reach, found bit by bit */
+    for (uint32_t bit = 0x80000000u; bit; bit /= 2)
+        if (__syncthreads_count(own >= (bound | bit)) >= n) bound |= bit;
+    bound = max(bound, key_of_none + 1);
+    if (!bad)
+        each([&](float v, int i) {
+            const uint32_t key = key_of(v);
+            if (key < bound) return;
+            const int at = atomicAdd(&n_kept, 1);
+            if (at < LOGITS_KEPT) kept[at] = (uint64_t)~key << 32 | (uint32_t)i; /* in their order */
+        });
+    __syncthreads();
+    const int m = n_kept;
+    if (bad || m > LOGITS_KEPT) {
+        if (t == 0) a.n_found[blockIdx.y] = -1;
+        return;
+    }
+    if (t < m) {
+        int before = 0;
+        for (int i = 0; i < m; i++) before += kept[i] < kept[t];
+        if (before < n) {
+            const uint32_t i = (uint32_t)kept[t];
+            sorted[before] = (uint64_t)__float_as_uint(__ldcg(x + i)) << 32 | i;
+        }
+    }
+    __syncthreads();
+    const int n_found = min(m, n);
+    if (t < n_found) a.largest[(size_t)blockIdx.y * PI_LARGEST + t] = sorted[t];
+    if (t == 0) a.n_found[blockIdx.y] = n_found;
 }
 
 __global__ void stamp_kernel(uint64_t *at) {
@@ -140,6 +223,12 @@ te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t
     if (blocks > 64) blocks = 64;
     return te::launch(d, "begin", begin_kernel, dim3((unsigned)(blocks ? blocks : 1)), 256, 0, (uint32_t *)to,
                       (const uint32_t *)from, n, ticket, tickets);
+}
+
+te_status logits(te_cuda *d, const pi_device_logits *a) {
+    int blocks = te::divide_up(a->cols, 4 * LOGITS_THREADS); /* of a row; 128 in all keep the bus busy */
+    if (blocks > te::divide_up(128, a->n_rows)) blocks = te::divide_up(128, a->n_rows);
+    return te::launch(d, "logits", logits_kernel, dim3((unsigned)blocks, (unsigned)a->n_rows), LOGITS_THREADS, 0, *a);
 }
 
 te_status stamp(te_cuda *d, uint64_t *at) { return te::launch(d, "stamp", stamp_kernel, dim3(1), 1, 0, at); }

@@ -10,6 +10,8 @@ namespace pi {
 
 /* A step's inputs to the device, and the ticket of its first exchange. */
 te_status begin(te_cuda *d, void *to, const void *from, size_t n_bytes, uint32_t *ticket, uint32_t tickets);
+/* Rows of logits, or the largest of each. */
+te_status logits(te_cuda *d, const pi_device_logits *a);
 /* The device's clock. */
 te_status stamp(te_cuda *d, uint64_t *at);
 /* norm(x) of each row, kept, published, or both. */

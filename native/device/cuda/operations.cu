@@ -366,6 +366,12 @@ void op_load(pi_device *dev, const pi_device_load *a) {
     note(c, c->te->load(c->d, a->stage, &op));
 }
 
+void op_logits(pi_device *dev, const pi_device_logits *a) {
+    Cuda *c = of(dev);
+    run_last_rows(c);
+    if (ready(c)) note(c, logits(c->d, a));
+}
+
 void op_stamp(pi_device *dev, uint64_t *at) {
     Cuda *c = of(dev);
     run_last_rows(c);
