@@ -283,6 +283,7 @@ typedef struct pi_session_info {
     int32_t n_blocks, n_blocks_free; /* of PI_KV_BLOCK positions; of layers that see all of them */
     int32_t n_window; /* positions that layers with a window hold of a sequence, some more at times; 0: all hold all */
     int32_t n_mixed;  /* tokens of prompts and of others' next ones that devices compute together at most; 0: none */
+    int32_t n_part;   /* tokens of a part whose layers are computed between others' steps at most; 0: there is none */
 } pi_session_info;
 
 /* Errors: ARGUMENT (ranges; PREDICTED without predictors, EXACT without ReLU; Q8_0 with a head size that is no multiple
@@ -521,11 +522,24 @@ typedef struct pi_rounds {
     uint32_t stop;      /* another thread's: not 0: no further round begins when so many are done */
     uint32_t state;     /* the engine's, 0 in the beginning: rounds done * 2, + 1 when no more come */
     int32_t *chosen;    /* [most][n] as of pi_session_feed_choose */
+    int32_t
+        part_layers;   /* of a part that is under way (pi_session_begin_part), how many come in front of each round; no
+                          * round follows its last ones. 0: the part is computed as by pi_session_end_part */
+    int32_t part_left; /* the engine's: layers of the part that are left, */
+    int64_t part_ns;   /* and how long the device took for those of these rounds */
 } pi_rounds;
 /* Runs rounds until one has chosen an end token, or a choice has failed, or no more may begin: at least one. Then
  * rounds->state tells how many; where another one was begun and failed, nothing of that one was computed. Errors: of
  * pi_session_feed_choose, then as well. */
 pi_status pi_session_rounds(pi_session *session, pi_rounds *rounds);
+/* A part of prompts whose layers are computed a few at a time, in front of rounds (pi_rounds.part_layers) of at most 64
+ * generations: the batch's tokens, at most the session's n_part, none of which wants logits. begin computes nothing; the
+ * part's sequences have all of its tokens from then on, and are for nobody else. One at a time: end computes all layers that
+ * are left, and so does every other call that feeds tokens or changes sequences. Logits of the last feed stay. A part that
+ * fails, as the call that had its layers says, leaves its sequences as they were. Errors: of pi_session_feed; UNSUPPORTED
+ * where n_part is 0. */
+pi_status pi_session_begin_part(pi_session *session, const pi_batch *batch);
+pi_status pi_session_end_part(pi_session *session);
 /* For another thread: waits until more than `seen` rounds are done, or no more come, and returns how many are done. */
 int32_t pi_rounds_wait(const pi_rounds *rounds, int32_t seen);
 

@@ -4,9 +4,10 @@ one request after the other with a prompt of --prompt tokens.
     python scripts/bench_beside.py MODEL.gguf --vram-budget 70 --streams 1 8 64
 
 For each number of streams it prints the milliseconds from token to token of a stream: quiet, before and
-behind a prompt, and beside it the mean, how many times the quiet one that is, median, p90, p99 and the
+behind a prompt, and beside it the mean, how many times the quiet one that is, median, p90, p95, p99 and the
 longest, the means of the first and of the last tenth; how long the prompt took, and how many steps read how
-much of it. The first prompt of a number is the first that the engine reads beside so many: nothing is learnt.
+much of it, or had layers of a part of how much beside them. The first prompt of a number is the first that
+the engine reads beside so many: nothing is learnt.
 """
 
 from __future__ import annotations
@@ -79,24 +80,29 @@ def measure(session: Session, args: argparse.Namespace, n: int) -> None:
     first = streams[0]
     before = quiet(first, args.quiet)
     for i in range(args.prompts):
-        seen = Counter(scheduler.engine.parts)
+        seen, in_layers = Counter(scheduler.engine.parts), Counter(scheduler.engine.in_layers)
         begin = time.monotonic()
         reader = submit(scheduler, rng, args.prompt, 1)
         while reader.reason is None:
             time.sleep(0.002)
         end = reader.last_at or time.monotonic()
-        parts = Counter(scheduler.engine.parts) - seen
+        parts, in_layers = (
+            Counter(scheduler.engine.parts) - seen,
+            Counter(scheduler.engine.in_layers) - in_layers,
+        )
         ms = between(first, begin, end)
         last = quiet(first, args.quiet)
         own = (before + last) / 2
-        p50, p90, p99 = np.percentile(ms, [50, 90, 99])
+        p50, p90, p95, p99 = np.percentile(ms, [50, 90, 95, 99])
         tenth = max(len(ms) // 10, 1)
         print(
             f"{n:3} streams, prompt {i + 1}: quiet {before:.2f} and {last:.2f} ms, mean {ms.mean():.2f}",
-            f"({ms.mean() / own:.2f} times), p50 {p50:.2f}, p90 {p90:.2f}, p99 {p99:.2f},",
+            f"({ms.mean() / own:.2f} times), p50 {p50:.2f}, p90 {p90:.2f},",
+            f"p95 {p95:.2f} ({p95 / own:.2f} times), p99 {p99:.2f},",
             f"most {ms.max():.1f};",
             f"first tenth {ms[:tenth].mean():.2f}, last {ms[-tenth:].mean():.2f};",
-            f"{end - begin:.2f} s; parts {dict(sorted(parts.items()))}",
+            f"{end - begin:.2f} s; parts {dict(sorted(parts.items()))},",
+            f"in layers {dict(sorted(in_layers.items()))}",
             flush=True,
         )
         before = last

@@ -156,7 +156,7 @@ static void run(const pi_program_block *b) {
                                  .temp_scale = shape->temp_scale,
                                  .temp_first = shape->temp_first,
                                  .temp_length = shape->temp_length,
-                                 .grouped = p->h->grouped,
+                                 .grouped = p->h->decode && !p->h->deep ? 0 : p->h->grouped,
                                  .apart = p->h->apart,
                                  .next_type = w->head_gate.w || p->n_before ? -1 : w->o.type,
                                  .beside = b->beside->n_products ? b->beside : NULL};

@@ -278,6 +278,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->progress_ctx = o->progress_ctx;
     while (h->n_devices < h->n_used) PI_TRY(open_device(h, ops, o));
     h->max_mixed = most_mixed(h, &h->splits);
+    h->end_layer = h->s->model->info.n_layer;
     PI_TRY(pi_cache_open(h, !o->frozen_experts));
     for (int32_t i = 0; i < h->n_devices && !o->no_pinning; i++) map_weights(h, i);
     settle_zero_copy(h);
@@ -288,6 +289,7 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     const int32_t half = h->s->options.n_threads / 2;
     PI_TRY(te_pool_new(half < 1 ? 1 : half > MOST_OF_FEW ? MOST_OF_FEW : half, &h->few));
     if (o->timeline) PI_TRY(pi_hybrid_start_timeline(h));
+    h->max_part = pi_hybrid_most_part(h);
     if (h->progress && h->progress(h->progress_ctx, h->total_bytes, h->total_bytes) != 0)
         return PI_FAIL(PI_ERROR_DEVICE, "bringing weights to a device was stopped");
     return PI_OK;
@@ -300,6 +302,7 @@ void pi_hybrid_close(pi_hybrid *h) {
     te_os_free(h->memory, h->memory_bytes);
     free(h->member);
     free(h->moment);
+    free(h->part);
     for (int32_t i = 0; i < h->n_devices && h->process_id == te_os_process_id(); i++)
         h->device[i].dev->ops->close(h->device[i].dev);
     for (int32_t l = 0; h->layer && l < h->s->model->info.n_layer; l++) {

@@ -107,9 +107,10 @@ typedef struct pi_device_state {
         *routes; /* S [n_layer][max_decode][n_used][2] what the CPU is told of them, before as a guess, and */
     int32_t *guess_expert, *guess_kept; /* D: the guess; the CPU knows no more of it than of the choice */
     float *guess_weight;
-    uint64_t *asked;  /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
-    uint64_t *stamps; /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
-    int64_t clock_ns; /* what the CPU's clock shows more */
+    uint64_t *asked; /* S [n_layer][max_decode][n_embd]: a device that lacks no expert does not wait for the CPU */
+    uint64_t *part_stamps; /* S: when the part's last layers began and ended */
+    uint64_t *stamps;      /* S [n_layer][PI_MOMENT_INPUT], or NULL: the session has no timeline */
+    int64_t clock_ns;      /* what the CPU's clock shows more */
     te_norm output_norm;
     te_mat output;             /* w NULL: the CPU computes the head */
     te_mat output_a, output_b; /* D; its adapter */
@@ -153,6 +154,7 @@ typedef struct pi_hybrid {
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
     int32_t max_mixed;             /* tokens of prompts and next ones of sequences that are one program */
+    int32_t max_part;              /* tokens of a part; 0: there can be none */
     uint32_t number;               /* of the step's first hand-over */
     bool splits;                   /* more next tokens than max_mixed are several programs */
     bool is_whole;                 /* all is resident, and the head: the CPU computes nothing in a step */
@@ -180,12 +182,15 @@ typedef struct pi_hybrid {
     bool skip;                     /* silent neurons */
     int32_t grouped;               /* as te_attention_args's */
     bool apart;                    /* no two tokens are of one sequence */
+    bool deep;                     /* a few of a prompt, and they see so much that they are to read it together */
     /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
     uint64_t last_mixed, mixed[PI_MIXED];
     int32_t n_tok, n_logits;
-    int32_t n_largest;  /* as the session's; 0: rows of logits are brought here */
-    int32_t n_unwanted; /* of the last layer, from the first token on */
-    int32_t n_runs;     /* of blocks with a state: at least the chunk's */
+    int32_t n_largest;              /* as the session's; 0: rows of logits are brought here */
+    int32_t n_unwanted;             /* of the last layer, from the first token on */
+    int32_t first_layer, end_layer; /* that the program computes: all, but for a part's (part.c) */
+    struct pi_hybrid_part *part;    /* that is under way, or was last; NULL: there was none */
+    int32_t n_runs;                 /* of blocks with a state: at least the chunk's */
     pi_status kv_status;
     bool kv_lost;
 } pi_hybrid;
@@ -233,6 +238,23 @@ size_t pi_hybrid_count_bytes(const pi_hybrid *h);
 bool pi_hybrid_embeds_first(const pi_hybrid *h);
 /* The run's inputs for all devices; h->grouped and h->apart follow from them. */
 void pi_hybrid_fill_inputs(pi_hybrid *h);
+/* part.c: a part of prompts whose layers are computed a few at a time, in front of others' steps. most: its tokens; 0: there
+ * can be none. begin: s->chunk, none of whose tokens wants logits, is the part, and none of it is computed yet. ask: so many
+ * of its layers come in front of the next run. left: layers that are not computed; 0: no part is under way, -1: it is lost,
+ * since a run that had some of its layers has failed. ns: how long the last ones took. launch and went: step.c's, in front of
+ * a run and behind it. rest: computes all that are left. forget: it is not under way any more. Errors: DEVICE, TIMEOUT,
+ * MEMORY. */
+int32_t pi_hybrid_most_part(const pi_hybrid *h);
+pi_status pi_hybrid_part_begin(pi_hybrid *h);
+void pi_hybrid_part_ask(pi_hybrid *h, int32_t n_layers);
+int32_t pi_hybrid_part_left(const pi_hybrid *h);
+int64_t pi_hybrid_part_ns(const pi_hybrid *h);
+pi_status pi_hybrid_part_launch(pi_hybrid *h);
+void pi_hybrid_part_went(pi_hybrid *h, pi_status st);
+pi_status pi_hybrid_part_rest(pi_hybrid *h);
+void pi_hybrid_part_forget(pi_hybrid *h);
+/* step.c: what a run of s->chunk is, but for its inputs. */
+void pi_hybrid_set_run(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
 /* Brings the rows of the last feed's logits, if only their largest were brought. Errors: DEVICE. */

@@ -74,6 +74,15 @@ static void fill_runs(const pi_hybrid *h, const pi_device_input *in) {
     for (int32_t r = 0; r <= c->n_tok; r++) in->run[r] = r < c->n_runs ? c->run[r] : c->n_tok;
 }
 
+/* Whether n tokens of prompts are faster by attention that reads K and V once for them, but is three kernels: two at 3,000 or
+ * seven at 900 (an H200, 32 heads). */
+static bool is_deep(const int32_t *pos, int32_t n) {
+    enum { DEEP = 6144 };
+    int64_t sum = 0;
+    for (int32_t t = 0; t < n; t++) sum += pos[t];
+    return n > 1 && sum >= DEEP;
+}
+
 static void fill_inputs(pi_hybrid *h, int32_t device) {
     const pi_session *s = h->s;
     const pi_device_input in = pi_hybrid_input(h, h->n_tok, h->device[device].shared_input);
@@ -111,6 +120,8 @@ static void fill_inputs(pi_hybrid *h, int32_t device) {
         if (!has_angles) pi_step_angles(s, t, h->n_tok, in.cs);
     }
     h->grouped = is_mixed ? n_front : is_grouped ? h->n_tok : 0;
+    /* Plans count no room for that where a prompt's parts are no longer. */
+    h->deep = h->decode && h->grouped && s->options.n_batch > h->max_decode && is_deep(in.pos, n_front);
     if (s->model->state_floats) fill_runs(h, &in);
     for (int32_t i = 0; has_angles && i < s->model->n_ropes; i++) {
         const size_t at = pi_rope_floats(s->model, i), n_rot = (size_t)s->model->rope[i].n_rot;

@@ -1,5 +1,6 @@
 /* program.c - the device's side of a hybrid step: the program of operations that a pi_device runs, block after block; the
  * CPU's side, and how the two meet, is in step.c. */
+#include "part.h"
 #include "program.h"
 
 #include <string.h>
@@ -31,9 +32,9 @@ static bool keeps(pi_hybrid *h, uint64_t key) {
 uint64_t pi_program_key(pi_hybrid *h) {
     const bool beside_one = h->grouped == h->n_tok && h->n_logits == 1 && !h->decode && pi_hybrid_is_resident(h),
                mixed = beside_one || (h->grouped && h->grouped < h->n_tok);
-    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->apart << 4 |
-                         (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 |
-                         (uint64_t)h->skip;
+    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->deep << 5 |
+                         (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
+                         (uint64_t)h->masked << 1 | (uint64_t)h->skip;
     if (!mixed && (h->decode || h->n_tok <= PI_MANY)) return h->decode || decodes_many(h) ? key : 0;
     /* Of more next tokens a plan counts no program of each number: they are among the last ones, too. */
     if (!mixed) return decodes_many(h) && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
@@ -220,10 +221,13 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
     const int32_t n = m->info.n_layer;
     const size_t skipped =
         h->layer[0].device == part->device && !m->layer[0].n_host ? 0 : (size_t)((char *)p.in.pos - (char *)d->input);
+    /* A part's inputs come with its first layers; it exchanges nothing, so it has no tickets. */
+    const bool is_part = h->part && h == &h->part->run, goes_on = h->first_layer > 0;
     p.ops->begin(dev, (char *)d->input + skipped, (const char *)d->shared_input + skipped,
-                 pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->ticket, pi_numbers(n));
+                 goes_on ? 0 : pi_hybrid_input_bytes(h, h->n_tok) - skipped, d->ticket, is_part ? 0 : pi_numbers(n));
+    if (is_part) p.ops->stamp(dev, d->part_stamps);
     const bool shares = pi_hybrid_shares_head(h);
-    for (int32_t l = 0; l < n; l++) {
+    for (int32_t l = h->first_layer; l < h->end_layer; l++) {
         if (h->layer[l].device != part->device) continue;
         if (m->layer[l].n_host || (l > 0 && (h->layer[l - 1].device != part->device || m->layer[l - 1].n_tail)))
             take_x(&p, l, pi_hybrid_passes(h, l));
@@ -234,8 +238,12 @@ void pi_hybrid_program(void *ctx, pi_device *dev) {
                              (m->layer[l].n_tail && here.n_tok);
         const int32_t next = pi_hybrid_device_of(h, l + 1);
         const bool is_last = l + 1 == n, kept = is_last && h->s->options.keep_hidden;
-        const bool goes_on = is_last ? h->n_logits && (next != part->device || shares) : next != part->device;
-        if (returns || kept || goes_on) publish_x(&here, l);
+        const bool leaves = is_last ? h->n_logits && (next != part->device || shares) : next != part->device;
+        if (returns || kept || leaves) publish_x(&here, l);
+    }
+    if (is_part) {
+        p.ops->stamp(dev, d->part_stamps + 1);
+        return; /* nobody asks for its counts */
     }
     p.ops->end(dev, d->counts, p.in.counts, pi_hybrid_count_bytes(h));
     if (shares && h->helper == part->device) {

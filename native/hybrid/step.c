@@ -436,6 +436,8 @@ static pi_status run(pi_hybrid *h) {
     char problem[1024] = "";
     pi_status st = PI_OK;
     h->late = h->lost = 0;
+    const pi_status before = pi_hybrid_part_launch(h); /* while the device is at it inputs are made */
+    note(&st, before, pi_error_message(), &problem);
     pi_hybrid_fill_inputs(h);
     const uint64_t key = pi_program_key(h);
     h->n_runs = key ? h->n_tok : s->chunk.n_runs; /* a recorded one may have as many */
@@ -463,6 +465,7 @@ static pi_status run(pi_hybrid *h) {
         const pi_status finished = ops->finish(h->device[i].dev);
         note(&st, finished, ops->error(), &problem);
     }
+    pi_hybrid_part_went(h, st);
     if (st == PI_OK) return PI_OK;
     /* A program that did not run has not counted its step. */
     for (int32_t i = 0; i < h->n_devices; i++)
@@ -533,18 +536,23 @@ static int32_t count_unwanted(const pi_hybrid *h) {
     return first < h->n_tok && first > least ? least : first;
 }
 
+void pi_hybrid_set_run(pi_hybrid *h) {
+    const pi_session *s = h->s;
+    h->n_tok = s->chunk.n_tok;
+    h->n_logits = s->chunk.n_logits;
+    h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
+    h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(s->model->info.activation);
+    h->decode = h->n_tok <= h->max_decode;
+    h->n_unwanted = count_unwanted(h);
+}
+
 pi_status pi_hybrid_run(pi_hybrid *h) {
     pi_session *s = h->s;
     const pi_model_info *info = &s->model->info;
     if (h->process_id != te_os_process_id())
         return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
     PI_TRY(pi_hybrid_kv_status(h));
-    h->n_tok = s->chunk.n_tok;
-    h->n_logits = s->chunk.n_logits;
-    h->masked = s->options.sparsity == PI_SPARSITY_PREDICTED && !s->chunk.n_dense;
-    h->skip = s->options.sparsity != PI_SPARSITY_DENSE && pi_is_relu(info->activation);
-    h->decode = h->n_tok <= h->max_decode;
-    h->n_unwanted = count_unwanted(h);
+    pi_hybrid_set_run(h);
     h->n_largest = count_largest(h);
     PI_TRY(pi_cache_settle(h));
     h->number += pi_numbers(info->n_layer);

@@ -279,6 +279,7 @@ static void send_state(pi_upload *u, pi_device_state *d) {
     d->published = share(u, sizeof *d->published * b * n_embd);
     d->answer = share(u, sizeof *d->answer * b * n_embd);
     d->counts = share(u, pi_hybrid_count_bytes(h));
+    d->part_stamps = share(u, 2 * sizeof *d->part_stamps);
     if (i->n_expert) {
         const size_t n_used = (size_t)i->n_expert_used;
         d->score = floats(u, b, (size_t)i->n_expert);

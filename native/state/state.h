@@ -128,6 +128,11 @@ struct pi_session {
 
     int32_t n_taps; /* layers with a tap */
 
+    struct {                /* that is under way, see pi_session_begin_part: of each token */
+        int32_t n_tok;      /* 0: there is none */
+        int32_t *seq, *pos; /* [n_tok], one allocation */
+    } part;
+
     uint32_t *fired; /* [n_layer][n_placed] tokens for which a neuron fired, or an expert was used; NULL: not counted */
     uint64_t n_counted;
     pi_layer_step *step;   /* [n_layer] of the last chunk */

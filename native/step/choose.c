@@ -11,6 +11,7 @@ enum { CHOICES_ALONE = 4, NEEDS_ROW = -2 };
 /* Feeds the token and chooses what follows, under one lock: another thread's feed would replace the logits. */
 static pi_status next_locked(pi_session *s, const pi_batch *batch, pi_sampler *sampler, int32_t *next) {
     int32_t chosen = -1;
+    PI_TRY(pi_part_settle(s));
     PI_TRY(pi_feed_locked(s, batch));
     *next = batch->token[0];
     PI_TRY(pi_sampler_sample(sampler, s->logits, &chosen));
@@ -121,7 +122,8 @@ pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, co
     const choices c = {s, row, sampler, chosen, n};
     PI_TRY(check_choices(s, b, &c));
     pi_session_lock(s);
-    const pi_status st = feed_and_choose(s, b, &c);
+    pi_status st = pi_part_settle(s);
+    if (st == PI_OK) st = feed_and_choose(s, b, &c);
     pi_session_unlock(s);
     return st;
 }
@@ -140,6 +142,19 @@ static void tell(pi_rounds *r, int32_t n_done, bool is_over) {
     te_os_wake(&r->state);
 }
 
+/* One round, with its layers of a part. */
+static pi_status round_of(pi_session *s, pi_rounds *r, const pi_batch *b, const choices *c) {
+    const bool has_layers = r->part_layers && r->n <= PI_MANY && s->part.n_tok;
+    if (has_layers)
+        pi_hybrid_part_ask(s->hybrid, r->part_layers);
+    else
+        PI_TRY(pi_part_settle(s));
+    const pi_status st = feed_and_choose(s, b, c);
+    if (has_layers && st == PI_OK) r->part_ns += pi_hybrid_part_ns(s->hybrid);
+    r->part_left = pi_part_look(s);
+    return st;
+}
+
 static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, const uint8_t *kind, int32_t *n_done) {
     const int32_t *token = r->token;
     for (;;) {
@@ -148,12 +163,13 @@ static pi_status run_rounds(pi_session *s, pi_rounds *r, const int32_t *row, con
         const choices c = {s, row, r->sampler, chosen, r->n};
         if (*n_done == 0) PI_TRY(check_choices(s, &b, &c));
         pi_session_lock(s);
-        const pi_status st = feed_and_choose(s, &b, &c);
+        const pi_status st = round_of(s, r, &b, &c);
         pi_session_unlock(s);
         PI_TRY(st);
         const uint32_t stop = __atomic_load_n(&r->stop, __ATOMIC_ACQUIRE);
         ++*n_done;
         bool is_last = *n_done >= r->most || (stop && (uint32_t)*n_done >= stop);
+        is_last |= r->part_layers && !r->part_left; /* who asked for them has another part */
         for (int32_t i = 0; i < r->n && !is_last; i++) is_last = is_end(r, chosen[i]);
         if (is_last || te_os_now_ns() >= r->until_ns) return PI_OK;
         tell(r, *n_done, false);
@@ -170,8 +186,8 @@ static int32_t twice(const pi_rounds *r) {
 }
 
 pi_status pi_session_rounds(pi_session *s, pi_rounds *r) {
-    if (!s || !r || r->n < 1 || r->most < 1 || r->n_end < 0 || !r->seq || !r->sampler || !r->token || !r->chosen ||
-        (r->n_end && !r->end)) {
+    if (!s || !r || r->n < 1 || r->most < 1 || r->n_end < 0 || r->part_layers < 0 || !r->seq || !r->sampler ||
+        !r->token || !r->chosen || (r->n_end && !r->end)) {
         if (r) tell(r, (int32_t)(r->state >> 1), true);
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_rounds: what a round of one sequence needs is missing");
     }

@@ -32,7 +32,15 @@ void pi_chunk_fill(pi_session *s, const pi_cut *c, int32_t first, int32_t n, int
  * many generated tokens as such, which want none. */
 void pi_chunk_keep(pi_session *s, const pi_cut *c);
 
-/* pi_session_feed (feed.c), of which the caller holds the lock. */
+/* pi_session_feed (feed.c), of which the caller holds the lock. check: every token of a batch; leaves in to[seq] the length each
+ * sequence will have. undo: its sequences are as they were before it, as far as they can be. */
 pi_status pi_feed_locked(pi_session *s, const pi_batch *b);
+pi_status pi_feed_check(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits);
+void pi_feed_undo(pi_session *s, int32_t n, const int32_t *seq, const int32_t *pos);
+
+/* part.c, with the lock held. settle: what stands in front of every call that changes sequences: a part that is under way is
+ * computed. look: behind rounds that had some of its layers; returns how many are left. */
+pi_status pi_part_settle(pi_session *s);
+int32_t pi_part_look(pi_session *s);
 
 #endif

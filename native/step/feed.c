@@ -5,8 +5,7 @@
 #include "../hybrid/hybrid.h"
 #include "chunk.h"
 
-/* Checks every token; leaves in to[seq] the length each sequence will have. */
-static pi_status check_batch(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
+pi_status pi_feed_check(const pi_session *s, const pi_batch *b, int32_t *to, int32_t *n_logits) {
     const pi_model_info *c = &s->model->info;
     *n_logits = 0;
     if (!b->hidden != !s->model->join.w)
@@ -165,10 +164,17 @@ static void keep_states(pi_session *s, const pi_cut *cut, int32_t *last) {
     }
 }
 
+void pi_feed_undo(pi_session *s, int32_t n, const int32_t *seq, const int32_t *pos) {
+    for (int32_t i = n - 1; i >= 0; i--) {  /* the first token of a sequence says how long it was */
+        const int32_t q = seq ? seq[i] : 0; /* places for states behind its tokens are forgotten in any case */
+        if (s->kv.seq[q].length >= pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, pos[i]));
+    }
+}
+
 static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     int32_t n_logits = 0, row = 0, *to = room->of_seq;
     const pi_cut cut = {b, room->pos, room->by_row};
-    PI_TRY(check_batch(s, b, to, &n_logits));
+    PI_TRY(pi_feed_check(s, b, to, &n_logits));
     PI_TRY(reserve_all(s, b->n_tokens));
     PI_TRY(reserve_logits(s, n_logits));
     s->logits_rows = n_logits;
@@ -181,7 +187,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];
     pi_chunk_choose_kernels(s, &cut, room->of_seq);
     keep_states(s, &cut, room->of_seq);
-    /* Memory for all chunks is certain (check_batch); lengths grow chunk by chunk. */
+    /* Memory for all chunks is certain (pi_feed_check); lengths grow chunk by chunk. */
     for (int32_t first = 0, n = 0; first < b->n_tokens; first += n) {
         n = pi_chunk_length(s, &cut, first);
         for (int32_t i = first; i < first + n; i++) pi_kv_extend(&s->kv, pi_batch_seq(b, i), cut.pos[i] + 1);
@@ -190,10 +196,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
         if (st == PI_OK) pi_chunk_keep(s, &cut);
         s->n_counted += s->stop_layer > 0 ? (uint64_t)n : 0; /* of a chunk that failed some layers have counted */
         if (st == PI_OK) continue;
-        for (int32_t i = b->n_tokens - 1; i >= 0; i--) { /* the first token of a sequence says how long it was */
-            const int32_t q = pi_batch_seq(b, i); /* places for states behind its tokens are forgotten in any case */
-            if (s->kv.seq[q].length >= cut.pos[i]) pi_kv_cut(&s->kv, q, pi_kv_reachable(&s->kv, q, cut.pos[i]));
-        }
+        pi_feed_undo(s, b->n_tokens, b->seq, cut.pos);
         s->logits_rows = s->all_rows = 0;
         return st;
     }
@@ -218,7 +221,8 @@ pi_status pi_session_feed(pi_session *s, const pi_batch *b) {
     if (!s || !b || b->n_tokens < 1 || !b->token)
         return PI_FAIL(PI_ERROR_ARGUMENT, "pi_session_feed: a batch needs at least one token");
     pi_session_lock(s);
-    const pi_status st = pi_feed_locked(s, b);
+    pi_status st = pi_part_settle(s);
+    if (st == PI_OK) st = pi_feed_locked(s, b);
     pi_session_unlock(s);
     return st;
 }

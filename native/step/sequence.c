@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../state/state.h"
+#include "chunk.h"
 
 static pi_status check_seq(const pi_session *s, int32_t seq) {
     if (!s) return PI_FAIL(PI_ERROR_ARGUMENT, "the session is NULL");
@@ -55,7 +55,8 @@ static pi_status cut(pi_session *s, int32_t seq, int32_t n_keep) {
 pi_status pi_seq_cut(pi_session *s, int32_t seq, int32_t n_keep) {
     PI_TRY(check_seq(s, seq));
     pi_session_lock(s);
-    const pi_status st = cut(s, seq, n_keep);
+    pi_status st = pi_part_settle(s);
+    if (st == PI_OK) st = cut(s, seq, n_keep);
     pi_session_unlock(s);
     return st;
 }
@@ -72,7 +73,8 @@ pi_status pi_seq_copy(pi_session *s, int32_t dst, int32_t src, int32_t n) {
     PI_TRY(check_seq(s, dst));
     PI_TRY(check_seq(s, src));
     pi_session_lock(s);
-    const pi_status st = copy(s, dst, src, n);
+    pi_status st = pi_part_settle(s);
+    if (st == PI_OK) st = copy(s, dst, src, n);
     pi_session_unlock(s);
     return st;
 }
@@ -121,7 +123,8 @@ static pi_status shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_dro
 pi_status pi_seq_shift(pi_session *s, int32_t seq, int32_t n_keep, int32_t n_drop) {
     PI_TRY(check_seq(s, seq));
     pi_session_lock(s);
-    const pi_status st = shift(s, seq, n_keep, n_drop);
+    pi_status st = pi_part_settle(s);
+    if (st == PI_OK) st = shift(s, seq, n_keep, n_drop);
     pi_session_unlock(s);
     return st;
 }
@@ -209,9 +212,13 @@ uint64_t pi_seq_state_bytes(const pi_session *s, int32_t seq) {
 pi_status pi_seq_state_save(pi_session *s, int32_t seq, void *out, uint64_t n_bytes) {
     PI_TRY(check_seq(s, seq));
     if (!out) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_seq_state_save: out is NULL");
-    pi_status st = PI_OK;
     pi_session_lock(s);
+    pi_status st = pi_part_settle(s);
     const state_header h = header_of(s, s->kv.seq[seq].length, pi_kv_held_from(&s->kv, seq));
+    if (st != PI_OK) {
+        pi_session_unlock(s);
+        return st;
+    }
     if (n_bytes < h.n_bytes)
         st = PI_FAIL(PI_ERROR_ARGUMENT, "the state needs %llu bytes, the buffer has %llu",
                      (unsigned long long)h.n_bytes, (unsigned long long)n_bytes);
@@ -255,7 +262,8 @@ pi_status pi_seq_state_load(pi_session *s, int32_t seq, const void *in, uint64_t
     PI_TRY(check_seq(s, seq));
     if (!in) return PI_FAIL(PI_ERROR_ARGUMENT, "pi_seq_state_load: in is NULL");
     pi_session_lock(s);
-    const pi_status st = state_load(s, seq, in, n_bytes);
+    pi_status st = pi_part_settle(s);
+    if (st == PI_OK) st = state_load(s, seq, in, n_bytes);
     pi_session_unlock(s);
     return st;
 }

@@ -250,6 +250,7 @@ void pi_session_close(pi_session *s) {
     free(s->own_logits);
     free(s->own_hidden);
     free(s->all_hidden);
+    free(s->part.seq);
     pi_model_close(s->model);
     pi_session_close(s->beside);
     free(s);
@@ -279,7 +280,8 @@ void pi_session_get_info(const pi_session *s, pi_session_info *out) {
                              .n_blocks = full->n_blocks,
                              .n_blocks_free = full->n_free,
                              .n_window = s->kv.n_pools > 1 ? s->kv.keep : 0,
-                             .n_mixed = pi_chunk_mixed(s)};
+                             .n_mixed = pi_chunk_mixed(s),
+                             .n_part = s->hybrid ? s->hybrid->max_part : 0};
     pi_session_unlock(s);
 }
 

@@ -53,7 +53,7 @@ def parts_of(running: Sequence[Request], *, n_batch: int, pace: Pace) -> list[Pa
     room = max(n_batch - n_next, 1)
     if n_next and reading:
         room = min(room, pace.part(len(reading), n_next))
-    for request, most in _rooms(reading, room):
+    for request, most in rooms(reading, room):
         n = request.part(min(room, most), min(n_scored, _SCORED_PART)) if min(room, most) > 0 else 0
         room -= n
         if n < request.left:
@@ -73,7 +73,7 @@ def _n_scored(request: Request, n: int) -> int:
     return int(np.count_nonzero(request.kinds(first, first + n)))
 
 
-def _rooms(reading: Sequence[Request], room: int) -> Iterator[tuple[Request, int]]:
+def rooms(reading: Sequence[Request], room: int) -> Iterator[tuple[Request, int]]:
     """Which prompts may have how much, in turn. Who came first has half of the room, so that it comes to its
     end, and what is left is for the shortest: a short prompt does not wait until a long one is read."""
     first = reading[0] if len(reading) > 1 and reading[0].left > room else None

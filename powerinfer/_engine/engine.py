@@ -66,7 +66,7 @@ class Engine(OneCall):
         info = session.info
         self.session = session
         self.n_ctx = info.n_ctx
-        self._n_batch = info.n_batch
+        self._n_batch, self._n_part = info.n_batch, info.n_part
         self._n_seq = info.n_seq if n_seq is None else n_seq
         most = max_running or max(self._n_seq // 2, 1)
         if not 1 <= most <= self._n_seq:
@@ -77,6 +77,8 @@ class Engine(OneCall):
         self.parts = self._pace.parts
         """Steps in which somebody generated, by how many tokens of prompts they read; those with guesses are
         left out. Another thread copies it, since it grows meanwhile."""
+        self.in_layers = self._pace.in_layers
+        """The same of steps beside which some layers of a part were computed, by its tokens."""
         self.n_keep = n_keep
         self.shift = ContextShift(info.n_ctx, n_keep)
         self.cache = PrefixCache(session, n_seq=self._n_seq)
@@ -157,6 +159,7 @@ class Engine(OneCall):
             self._ended_at = None
         if self._made_one_call():
             return
+        self._end_part()
         self._leave()
         self._admit()
         self._shift()
@@ -211,6 +214,7 @@ class Engine(OneCall):
         """Those under way give their sequences back, which go on holding what they hold, and are no longer
         computed until they are added again."""
         self._check_between()
+        self._end_part()
         for sequence in self.cache.all:
             self.cache.agree(sequence)
         for request in self._running:
@@ -224,6 +228,7 @@ class Engine(OneCall):
         """Between two steps: these follow what was chosen for a stepwise request, which goes on behind them.
         Raises ContextError if they do not fit."""
         self._check_between()
+        self._end_part()
         n, held = len(tokens), request.n - 1
         is_full = request.n + n > request.ids.size
         if is_full and (self.n_keep is None or min(self.n_keep, held) + n > self.n_ctx):
@@ -241,6 +246,7 @@ class Engine(OneCall):
         """Ends a request that is not wanted any more, between two steps."""
         if request.stream.reason is not None:
             return
+        self._end_part()
         if request.sequence is not None:
             self._settle(request, request.n - 1)
         self._finish(request, "cancelled")
@@ -248,6 +254,7 @@ class Engine(OneCall):
     def recover(self) -> None:
         """After a step that was interrupted, or failed: nothing is under way, and what sequences hold is what
         the session says."""
+        self._part = None
         with self.changed:
             requests = [*self._running, *self.queue.take_waiting()]
             self._running.clear()
@@ -258,6 +265,7 @@ class Engine(OneCall):
 
     def fail(self, error: BaseException) -> None:
         """Ends everything that is under way or waits with this error, and forgets what sequences hold."""
+        self._part = None
         for request in [*self._running, *self.queue.take_waiting()]:
             request.sequence = None
             self._finish(request, "error", error)
@@ -282,6 +290,7 @@ class Engine(OneCall):
 
     def vacate(self) -> None:
         """No sequence holds anything any more; what is under way will be computed once more."""
+        self._end_part()
         while self._running:
             self._preempt()
         self.cache.drop_all()
@@ -291,7 +300,8 @@ class Engine(OneCall):
         session.call = self.session.call
         session.interrupt.is_over = self.session.interrupt.is_over
         self.session = self.cache.session = session
-        self._pace.n_mixed = session.info.n_mixed
+        info = session.info
+        self._pace.n_mixed, self._n_part = info.n_mixed, info.n_part
         self._ended_at = None
         self._sees_each = True
         self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again
@@ -439,8 +449,10 @@ class Engine(OneCall):
             for request, error in take_guesses(running, self._n_guesses, n_vocab):
                 self._finish(request, "error", error)
                 running.remove(request)
+        running = self._leave_to_rounds(running)
         parts = parts_of(running, n_batch=self._n_batch, pace=self._pace)
         parts, batch, chosen = self._feed(parts)
+        self._is_for_a_step = False
         if not parts:
             return False
         if len(parts) == 1 and parts[0][1] == 1 and not parts[0][0].is_text:

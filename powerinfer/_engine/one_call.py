@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import ContextError, PowerInferError
 from .pace import Pace
+from .part import Seen, UnderWay, left_to_read, next_part
 from .request import Reason, Request
 from .request_queue import RequestQueue
 from .rounds import Given, Limits, Rounds, limits_of
@@ -31,6 +32,12 @@ class OneCall(ABC):
     times: RequestTimes
     _pace: Pace
     _chosen: list[Given]
+    _n_part: int
+    _part: UnderWay | None = None
+    """Of prompts, some of whose layers are computed."""
+    _part_seen = Seen()
+    _is_for_a_step = False
+    """The next part, since it could not begin."""
 
     saw: Callable[[Session], bool] | None = None
     """Called after each step of one generated token; whether it wants to see the next one, too. If not it is
@@ -117,8 +124,8 @@ class OneCall(ABC):
         return now
 
     def _may_go_on(self) -> tuple[list[Request], Limits] | None:
-        """Who may have rounds: all that are under way, or, while prompts wait for their next part, the
-        others; None if there can be none."""
+        """Who may have rounds: all that are under way, or, while prompts wait for their next part, or have it
+        layer by layer, the others; None if there can be none."""
         running = self.queue.running
         limits = limits_of(running, self.n_ctx)
         if limits is not None:
@@ -126,16 +133,98 @@ class OneCall(ABC):
         reading = [request for request in running if request.left > 1]
         others = [request for request in running if request.left <= 1]
         limits = limits_of(others, self.n_ctx) if reading else None
-        n_rounds = self._pace.rest(len(others)) if limits is not None else 0
-        if limits is None or n_rounds < 2 or any(r.rows or r.stream.is_cancelled for r in reading):
+        if limits is None or any(r.rows or r.stream.is_cancelled for r in reading):
             return None
         limits = limits.before(request.deadline for request in reading)
-        return others, replace(limits, most=min(limits.most, n_rounds))
+        if self._part is not None:
+            return others, limits
+        n_rounds = self._pace.rest(len(others))
+        if n_rounds >= 2:
+            return others, replace(limits, most=min(limits.most, n_rounds))
+        return (others, limits) if n_rounds == 0 and self._begin_part(reading, len(others)) else None
+
+    def _in_layers(self, reading: Sequence[Request], n_generating: int) -> tuple[int, int]:
+        """How many tokens the next part has that is computed layer by layer, and how many layers each round
+        has; no tokens: a step reads."""
+        can = self._n_part and self.begin_rounds is not None and not self._is_for_a_step
+        left = left_to_read(reading) if can else 0
+        if not left:
+            return 0, 0
+        n_layer = self.session.model.info.n_layer
+        return self._pace.part_in_layers(
+            left, len(reading), n_generating, n_most=self._n_part, n_layer=n_layer
+        )
+
+    def _leave_to_rounds(self, running: list[Request]) -> list[Request]:
+        """Those who have their next tokens alone to compute, if prompts are read beside rounds, which this
+        step then is not for; else all."""
+        reading = [request for request in running if request.left > 1]
+        others = [request for request in running if request.left <= 1]
+        if (
+            not reading
+            or limits_of(others, self.n_ctx) is None
+            or not self._in_layers(reading, len(others))[0]
+        ):
+            return running
+        return running if self._pace.rest(len(others)) else others
+
+    def _begin_part(self, reading: Sequence[Request], n_generating: int) -> bool:
+        """Whether a part begins whose layers come with rounds."""
+        room, layers = self._in_layers(reading, n_generating)
+        parts = next_part(reading, room) if room else []
+        self._is_for_a_step = bool(room)
+        if not parts:
+            return False
+        ids: list[int] = []
+        owners: list[int] = []
+        for request, n in parts:
+            sequence = request.sequence
+            assert sequence is not None
+            sequence.n_coming, sequence.row = sequence.n + n, None
+            ids.extend(request.ids[sequence.n : sequence.n + n].tolist())
+            owners.extend([sequence.number] * n)
+        try:
+            self.session.begin_part(ids, seq=owners)
+        except ContextError:  # a step makes room, and reads less
+            return False
+        self._is_for_a_step = False
+        self._part = UnderWay(parts, len(ids), n_generating, layers)
+        self._part_seen = Seen()
+        return True
+
+    def _end_part(self) -> None:
+        """Whoever does something else than rounds has all of a part computed first."""
+        if self._part is not None:
+            self.session.end_part()
+            self._read_part(is_measured=False)
+
+    def _read_part(self, *, is_measured: bool) -> None:
+        """Notes that all of it is computed."""
+        part, self._part = self._part, None
+        assert part is not None
+        for request, n in part.parts:
+            if request.sequence is None:
+                continue
+            request.sequence.n += n
+            if request.report is not None:
+                request.report_part(n)
+        self.totals.update(computed=part.n, read=part.n)
+        if is_measured:
+            seen = self._part_seen
+            self._pace.saw_layers(
+                part.n,
+                part.n_generating,
+                seen.seconds,
+                part_s=seen.part_s,
+                waited_s=seen.waited_s,
+                n_steps=seen.n_steps,
+                n_layer=self.session.model.info.n_layer,
+            )
 
     def _go_on(self, begin_rounds: Callable[[Rounds], object]) -> bool:
         """Rounds of all that may go on by themselves; False if there can be none."""
         waits_until = None
-        if self.queue.waiting and self.queue.n_places:
+        if self.queue.waiting and self.queue.n_places and self._part is None:
             if self._pace.n_patient(len(self.queue.running)):
                 waits_until = self.queue.together_until(self._pace.patience_s(len(self.queue.running)))
             if waits_until is None or waits_until <= time.monotonic():
@@ -151,18 +240,36 @@ class OneCall(ABC):
             return False
         is_reading = len(running) < len(self.queue.running)  # who comes is read with them
         n_patient = 0 if is_reading else self._pace.n_patient(len(running))
-        rounds = Rounds(running, limits, self._chosen, self.totals, self.times, n_patient=n_patient)
+        part = self._part
+        rounds = Rounds(
+            running,
+            limits,
+            self._chosen,
+            self.totals,
+            self.times,
+            n_patient=n_patient,
+            part_layers=part.layers if part is not None else 0,
+        )
         begin, may_wait = self._begins(), waits_until is not None
-        with self.queue.undisturbed(rounds.disturb, may_wait=may_wait) as is_undisturbed:
+        with self.queue.undisturbed(
+            rounds.disturb, may_wait=may_wait, is_reading=part is not None
+        ) as is_undisturbed:
             if not is_undisturbed:
                 return False
             self._chosen = []
+            began = time.monotonic()
             error = rounds.run(self.session, begin_rounds)
         n_rounds = len(rounds.chosen)
         if n_rounds:
             self.n_feeds += 1
-            self._pace.saw(0, len(running), (self._ends() - begin) / n_rounds, n_steps=n_rounds)
+            end = self._ends()
+            if part is None:
+                self._pace.saw(0, len(running), (end - begin) / n_rounds, n_steps=n_rounds)
+            else:
+                self._part_seen.add(end - began, rounds.part_s, began - begin, n_rounds)
             self._went_on(rounds)
+            if part is not None and not rounds.part_left and error is None:
+                self._read_part(is_measured=True)
         if error is not None and not isinstance(error, ContextError):
             raise error
         return n_rounds > 0

@@ -22,6 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .pace_layers import LayerPace
+
 SIZES = (16, 24, 32, 48, 64, 128, 256, 512)
 # As long as with nothing to read: what is never measured, such as accidents, is in the rest of 2.
 _TIMES = 1.8
@@ -47,6 +49,14 @@ _TILED = 128  # up to so many
 _FEW = (16, 32)  # sizes that are tried below the largest that is one program with others' tokens
 PATIENT = 4  # steps that a prompt waits for others
 PATIENT_FROM = 40  # who generate; beside fewer nothing is gained
+LAYERED_FROM = 64  # tokens to read,
+_LAYERED_FROM_MANY = (
+    256  # beside as many as prompts wait for others, since a program takes so many; or at most
+)
+_LAYERED_FEW = 4  # who generate, beside whom a step with any part at all takes too long; and that are
+_LAYERED_LEAST = 17  # so many tokens
+_MOST_BESIDE = 0.25  # of a quiet step, that others may take more beside layers, but for these
+LAYERED_MOST = 64  # who generate beside parts by layers
 _PARTS = (64, 128)  # tokens of programs that take less than one of the most
 
 
@@ -92,6 +102,10 @@ class _Times:
         self._last = 0  # size
         self._alone_at: int | None = None  # parts that were read before many steps in a row were measured
         self._between: _Measured | None = None  # what is done once before steps
+        self.layers = LayerPace()
+        self.beside = 0.0
+        """What steps beside layers of a part take more than quiet ones, but for these."""
+        self._n_beside = 0  # parts that it is known from
 
     @property
     def quiet(self) -> float | None:
@@ -116,7 +130,7 @@ class _Times:
         """One of so many steps that went on by themselves. What is done once before them is not the quiet
         step's: it is known from what single ones, or a few, take more than many in a row."""
         if n_steps >= _MANY:
-            self._alone_at = self.n_parts
+            self._alone_at, self._n_beside = self.n_parts, 0
         elif self._quiet is not None and self._alone_at is not None:
             if self.n_parts - self._alone_at < _STALE:
                 self._see_between(max(seconds - self._quiet.seconds, 0.0) * n_steps)
@@ -133,6 +147,21 @@ class _Times:
             self._between = _Measured(seconds, self.n_parts)
         else:
             self._between.add(seconds, self.n_parts, ages=False)
+
+    def saw_between(self, seconds: float) -> None:
+        """What steps beside layers of a part took, but for these. What the first parts' took more than quiet
+        ones is no quiet step's (and some of it a program's first run); what comes to it is, since contexts
+        grow."""
+        if self._quiet is None:
+            return
+        quiet = self._quiet.seconds
+        self._quiet.at = self.n_parts
+        if self._n_beside == _SETTLED:
+            self._quiet.seconds += (min(seconds - self.beside, _HIGH * quiet) - quiet) * _UP
+            return
+        more = min(max(seconds - quiet, 0.0), _MOST_BESIDE * quiet)
+        self.beside = min(self.beside, more) if self._n_beside else more
+        self._n_beside += 1
 
     def saw_part(self, n_read: int, seconds: float) -> float | None:
         """Returns how much longer that was than with nothing to read; of a step that something else held up,
@@ -218,6 +247,8 @@ class Pace:
         self.n_mixed = n_mixed
         self.parts: Counter[int] = Counter()
         """Steps in which somebody generated, by how many tokens of prompts they read."""
+        self.in_layers: Counter[int] = Counter()
+        """Steps beside which some layers of a part were computed, by its tokens."""
         self._fixed = fixed
         self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by log2 of how many generate
         self._allowed = 0.0  # seconds for the part of the step under way
@@ -239,6 +270,47 @@ class Pace:
         for near in (-1, 1):
             times.begin_like(self._times[n_generating.bit_length() + near])
         return times.choose(self._sizes(n_generating), self._allowed, self.n_mixed - n_generating)
+
+    def part_in_layers(
+        self, n_left: int, n_reading: int, n_generating: int, *, n_most: int, n_layer: int
+    ) -> tuple[int, int]:
+        """Tokens of a part whose layers are computed a few at a time, and how many in front of each step; no
+        tokens: parts are read in steps.
+
+        n_left: that those who read have to read. n_most: SessionInfo's n_part.
+        """
+        times = self._times[n_generating.bit_length()]
+        quiet = times.quiet
+        least = LAYERED_FROM if n_generating < PATIENT_FROM else _LAYERED_FROM_MANY
+        is_much = n_left >= (_LAYERED_LEAST if n_generating <= _LAYERED_FEW else least)
+        is_known = self._fixed is None and quiet is not None
+        if not is_known or not is_much or n_most < LAYERED_FROM or n_generating > LAYERED_MOST:
+            return 0, 0
+        for near in (-1, 1):
+            times.layers.begin_like(self._times[n_generating.bit_length() + near].layers)
+        self._allowed = _allowed(quiet or 0.0, n_reading, n_generating)
+        base, allowed = (quiet or 0.0) + times.beside, max(self._allowed - times.beside, _LEAST)
+        return times.layers.choose(n_left, n_most, self.n_mixed, n_layer, base, allowed)
+
+    def saw_layers(
+        self,
+        n_read: int,
+        n_generating: int,
+        seconds: float,
+        *,
+        part_s: float,
+        waited_s: float,
+        n_steps: int,
+        n_layer: int,
+    ) -> None:
+        """The layers of a part of so many tokens, which took part_s, came with so many steps, which took so
+        long in all; others had waited so long until it was begun."""
+        times = self._times[n_generating.bit_length()]
+        self.in_layers[n_read] += n_steps
+        times.layers.saw(n_read, n_layer, part_s, waited_s)
+        times.saw_between((seconds - part_s) / n_steps)
+        too_long = max(part_s / (n_steps * self._most(times)) - 1, 0.0) * n_steps
+        self._rest = min(self._rest + too_long, _MOST_REST)
 
     def n_patient(self, n_generating: int) -> int:
         """For how many steps a prompt may wait for others, with which it is read in one."""

@@ -65,10 +65,12 @@ class Rounds:
         times: RequestTimes,
         *,
         n_patient: int = 0,
+        part_layers: int = 0,
     ) -> None:
         """
         earlier: tokens of the step before, which are given before those of the rounds.
         n_patient: rounds for which somebody who comes may wait, see disturb().
+        part_layers: of a part of prompts that is under way, how many are computed in front of each round.
         totals, times: the engine's, which count what is given.
         """
         ffi, n = _native.ffi, len(requests)
@@ -109,8 +111,19 @@ class Rounds:
                 "sampler": self._samplers[1],
                 "chosen": ffi.from_buffer("int32_t[]", self._chosen),
                 "until_ns": int(limits.until * 1e9),
+                "part_layers": part_layers,
             },
         )
+
+    @property
+    def part_left(self) -> int:
+        """Layers of the part that are left."""
+        return int(self._native.part_left)
+
+    @property
+    def part_s(self) -> float:
+        """Seconds that the device took for those of these rounds."""
+        return float(self._native.part_ns) * 1e-9
 
     def stop(self) -> None:
         """No further round begins. From any thread."""

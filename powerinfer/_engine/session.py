@@ -198,6 +198,7 @@ class Session:
             n_blocks_free=native.n_blocks_free,
             n_window=native.n_window,
             n_mixed=native.n_mixed,
+            n_part=native.n_part,
         )
 
     def feed(
@@ -286,6 +287,28 @@ class Session:
                 self._keep(1, 1)
             self._check_fed(status)
             return chosen
+
+    def begin_part(self, tokens: Sequence[int], *, seq: Sequence[int]) -> None:
+        """Tokens of prompts, none of which wants logits, whose layers are computed a few at a time in front
+        of rounds that ask for it, or by what else is done with sequences, which have them from now on.
+        Raises what feed() raises, and UnsupportedError where `info.n_part` is 0."""
+        ffi, n = _native.ffi, len(tokens)
+        ids, owners = as_int32("tokens", tokens), as_int32("seq", seq, n)
+        batch = ffi.new("pi_batch *")
+        kinds = ffi.new("uint8_t[]", n)
+        batch.n_tokens, batch.kind = n, kinds
+        batch.token = ffi.from_buffer("int32_t[]", ids)
+        batch.seq = ffi.from_buffer("int32_t[]", owners)
+        with self._lock:
+            _native.check(_native.lib.pi_session_begin_part(self.handle, batch))
+
+    def end_part(self) -> None:
+        """Computes what is left of a part. Raises what feed() raises."""
+        with self._lock:
+            handle = self.handle
+            with self.call:
+                status = _native.lib.pi_session_end_part(handle)
+            _native.check(status)
 
     def run_rounds(self, rounds: Any, n: int) -> None:
         """Runs the engine's rounds (rounds.py) of n sequences. Raises what feed() raises."""

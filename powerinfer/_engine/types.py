@@ -192,6 +192,9 @@ class SessionInfo:
     n_mixed: int
     """Tokens of prompts, and next ones of other sequences, that devices compute in one program, at most; 0:
     none, because devices have not all of the model."""
+    n_part: int
+    """Tokens of a part of prompts whose layers can be computed a few at a time between others' steps, at
+    most; 0: there is none, because one device must have all of the model for that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from powerinfer._engine.session import Model, Session
 from powerinfer.models.plan import Settings, make_plan
 from tests import models
 from tests.native import test_hybrid_mixed as mixed
+from tests.native import test_layer_parts as parts
 from tests.native.hybrid import beyond_rounding, write
 
 SPEC = replace(
@@ -81,3 +82,49 @@ def test_prompts_of_more_tokens_than_products_take_at_once(tmp_path: Path, kind:
                 alone.feed(ids, want_logits=wants)
                 got, want = ([each.logits(i).copy() for i in range(3)] for each in (s, alone))
                 assert beyond_rounding(want, got, m.info.n_layer, int8=True) < 1, n
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q4_0])
+def test_parts_layer_by_layer(tmp_path: Path, kind: Kind) -> None:
+    """In front of others' rounds, which have the answers that they have without it, as has what follows."""
+    with Model(write(tmp_path, SPEC, "dense", kind)) as m, mixed.opened(m, device="cuda") as s:
+        case = parts.Case(s)
+        assert s.info.n_part > 50
+        for layers in (1, 2, 100):
+            n = -(-m.info.n_layer // layers)
+            for _ in range(3):  # programs are recorded meanwhile
+                case.begin()
+                made = parts.Rounds(s, layers).run(s)
+                assert len(made.chosen) == n and made.native.part_left == 0 < made.native.part_ns
+                got = case.ends(n)
+            chosen, want = case.wanted(n)
+            assert np.array_equal(made.chosen, chosen) and parts.same(got, want)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q4_0])
+def test_a_few_of_a_prompt_far_behind(tmp_path: Path, kind: Kind) -> None:
+    """They read K and V together there, by themselves and beside others' next tokens."""
+    rng = np.random.default_rng(6)
+    spec = replace(SPEC, n_ctx=2048)
+    sizes = {"n_ctx": 2048, "n_pool": 4 * 2048, "n_seq": 4}
+    with (
+        Model(write(tmp_path, spec, "dense", kind)) as m,
+        Session(m, n_threads=2, sparsity="dense", **sizes) as alone,
+    ):
+        asked = Settings(**sizes, n_batch=512, sparsity="dense", overhead_bytes=1 << 30, group=1)
+        plan = make_plan(m, vram_budget=4, settings=asked)
+        with Session(m, plan=plan.native(m), device="cuda", n_threads=2, sparsity="dense", **sizes) as s:
+            for each in (s, alone):
+                each.feed(rng.integers(3, 290, 900).tolist(), seq=3, want_logits=False)
+                rng = np.random.default_rng(6)
+            for n, n_next in ((7, 1), (5, 3), (7, 0), (7, 1), (7, 1)):
+                fed = rng.integers(3, 290, n + n_next).tolist()
+                for each in (s, alone):
+                    for q in range(3):
+                        each.drop(q)
+                        each.feed([5, 6, 7 + q], seq=q, want_logits=False)
+                    each.feed(fed, seq=[3] * n + [*range(n_next)], want_logits=[False] * n + [True] * n_next)
+                    each.feed([9], seq=3)
+                got, want = ([each.logits(0).copy()] for each in (s, alone))
+                assert s.last_step[0].n_tokens == 1
+                assert beyond_rounding(want, got, m.info.n_layer, int8=kind == Kind.Q4_0) < 1, (n, n_next)

@@ -68,5 +68,16 @@ int main(void) {
     h.n_logits = 1;
     h.decode = true;
     check(pi_program_key(&h) && !(pi_program_key(&h) & PI_KEY_MIXED), "of few tokens as of a prompt and others");
+    h.n_tok = h.grouped = 4;
+    h.n_logits = 2;
+    const uint64_t of_one = pi_program_key(&h);
+    h.grouped = 2; /* the other two are of different sequences */
+    (void)pi_program_key(&h);
+    check(pi_program_key(&h) && pi_program_key(&h) != of_one, "few tokens of a sequence as of several");
+    h.n_tok = h.grouped = 16;
+    h.n_logits = 1;
+    const uint64_t shallow = pi_program_key(&h);
+    h.deep = true;
+    check(pi_program_key(&h) != shallow, "the same whether few tokens read together or not");
     return 0;
 }

@@ -21,7 +21,7 @@ from tests.core import capi
 from tests.plan.drafts import write_model
 
 SMALL_BATCH, PARTS, SPLITS = 8, 384, 32  # native/device/space.h
-TOGETHER, FEW, PARTS_OF_ONE, PART_BEGIN = 64, 256, 8, 4  # vendor/cuda/prefill_attention.cu
+TOGETHER, FEW, PARTS_OF_ONE, PART_BEGIN = 64, 256, 8, 4  # vendor/cuda/prompt_attention.cuh
 SLACK = 8 << 10  # of a device: some twenty buffers and two lists a layer, each rounded up to 256 bytes
 SIZES: dict[str, Any] = {"n_ctx": 100, "n_pool": 256, "n_seq": 2}
 
@@ -201,7 +201,7 @@ def test_attention_of_prompts_finds_its_work_space(d: int) -> None:
 
 
 def test_constants_of_attention_are_the_kernels() -> None:
-    text = (Path(__file__).parents[2] / "vendor/cuda/prefill_attention.cu").read_text()
+    text = (Path(__file__).parents[2] / "vendor/cuda/prompt_attention.cuh").read_text()
     header = (Path(__file__).parents[2] / "vendor/cuda/te_cuda.h").read_text()
     wide = re.search(r"TE_CUDA_WIDE_TOK = (\d+)", header)
     assert wide and int(wide[1]) == TOGETHER

@@ -181,7 +181,8 @@ void op_attention(pi_device *dev, const te_attention_args *a) {
     if (idle(c)) return;
     const bool beside = a->beside && a->n_tok == 1 && c->te->attends_beside(a->beside);
     if (a->beside && !beside) op_linear(dev, a->beside);
-    const bool wide = a->n_tok > TE_CUDA_MAX_TOK && !a->apart;
+    const bool wide =
+        (a->n_tok > TE_CUDA_MAX_TOK || a->grouped) && !a->apart; /* few are grouped where they are to be */
     if (wide && a->grouped && a->grouped < a->n_tok) return mixed_attention(c, a);
     if (wide && a->grouped) return prefill_attention(c, a, attention_half(c, a));
     /* The step's first attention starts when all before it has ended, the copy of the step's inputs, too; the others may

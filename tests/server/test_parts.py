@@ -1,0 +1,222 @@
+"""A prompt that is read beside others layer by layer: all have the answers that they have without that,
+whoever comes and goes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerinfer import ContextError, DeviceError, LogitsProcessorList
+from powerinfer._engine import one_call
+from powerinfer._engine.choice import Choice
+from powerinfer._engine.engine import Engine
+from powerinfer._engine.pace import Pace
+from powerinfer._engine.scheduler import Scheduler, Stream
+from powerinfer._engine.session import Model, Session
+from tests import models
+from tests.native.test_hybrid_mixed import opened
+from tests.server import scheduling
+from tests.server.scheduling import Ids
+
+PART = 40
+Parts = list[tuple[int, int]]
+"""Tokens of each part whose layers came beside rounds, and how many these were."""
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """All of it is on a device, a stand-in."""
+    path: Path = tmp_path_factory.mktemp("parts") / "m.gguf"
+    with Model(models.write_dense(path, models.SPECS["llama-relu-gqa"])) as model, opened(model) as s:
+        yield s
+
+
+@pytest.fixture
+def make(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scheduler]]:
+    """Schedulers that read parts of PART tokens, a layer beside each round."""
+    made: list[Scheduler] = []
+
+    def choose(self: Pace, n_left: int, *_: int, **__: int) -> tuple[int, int]:
+        return (min(n_left, PART), 1) if n_left >= 17 else (0, 0)
+
+    monkeypatch.setattr(Pace, "part_in_layers", choose)
+    monkeypatch.setattr(Pace, "rest", lambda self, n: 0)
+
+    def begin(**options: Any) -> Scheduler:
+        made.append(Scheduler(Engine(session, **({"n_seq": 8, "max_running": 4} | options))))
+        return made[-1]
+
+    yield begin
+    for scheduler in made:
+        scheduler.close()
+    for q in range(8):
+        session.drop(q)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    found: Parts = []
+
+    def saw(self: Pace, n: int, n_generating: int, seconds: float, *, n_steps: int, **more: float) -> None:
+        assert 0 < more["part_s"] < seconds and more["waited_s"] >= 0
+        found.append((n, n_steps))
+
+    monkeypatch.setattr(Pace, "saw_layers", saw)
+    return found
+
+
+def prompt(n: int, seed: int) -> Ids:
+    return scheduling.prompt(n, seed) % 280
+
+
+def choice(**more: Any) -> Choice:
+    return scheduling.choice(n_vocab=291, **more)
+
+
+def begun(scheduler: Scheduler, limit: int = 60, **more: Any) -> list[Stream]:
+    """Two that generate, in the same steps from the first on."""
+    with scheduler.engine.changed:
+        streams = [scheduler.submit(prompt(6, 11 + q), choice(**more), limit=limit) for q in range(2)]
+    return streams
+
+
+@pytest.mark.parametrize("n_prompt", [18, 41, 100])
+def test_as_read_at_once(make: Callable[..., Scheduler], parts: Parts, n_prompt: int) -> None:
+    scheduler = make()
+    wants = [list(stream) for stream in begun(scheduler)]
+    want = list(scheduler.submit(prompt(n_prompt, 7), choice(), limit=5))
+    scheduler.engine.vacate()
+    assert not parts
+    n_read = scheduler.engine.totals["read"]
+    streams = begun(scheduler)
+    first = [next(stream) for stream in streams]
+    reader = scheduler.submit(prompt(n_prompt, 7), choice(), limit=5)
+    assert [[t, *stream] for t, stream in zip(first, streams, strict=True)] == wants
+    assert list(reader) == want
+    assert [n for n, _ in parts] == [min(PART, n_prompt - 1 - at) for at in range(0, n_prompt - 1, PART)]
+    assert all(n_steps == 3 for _, n_steps in parts)
+    assert scheduler.engine.totals["read"] - n_read == 12 + n_prompt - 1
+
+
+def rounds_of(
+    monkeypatch: pytest.MonkeyPatch, acts: dict[int, Callable[[], object]]
+) -> list[tuple[int, int]]:
+    """What is to happen while the n-th rounds with a part's layers are under way; and of all rounds, how many
+    layers each had and how many are left."""
+    found: list[tuple[int, int]] = []
+    run = Session.run_rounds
+
+    def recorded(self: Session, native: Any, n: int) -> None:
+        n_with = sum(layers > 0 for layers, _ in found)
+        if native.part_layers and n_with in acts:
+            native.stop = 1  # as somebody has it who comes or goes while a round is under way
+            acts.pop(n_with)()
+        run(self, native, n)
+        found.append((native.part_layers, native.part_left))
+
+    monkeypatch.setattr(Session, "run_rounds", recorded)
+    return found
+
+
+@pytest.mark.parametrize("who", ["comes", "leaves", "reads no more", "wants a grammar"])
+def test_who_comes_and_goes(
+    who: str, make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes waits until the part is read; it is computed at once where somebody leaves."""
+    scheduler, came = make(), []
+    more = begun(scheduler, 90)
+    wants = [list(stream) for stream in more]
+    late = list(scheduler.submit(prompt(9, 3), choice(), limit=5))
+    streams = begun(scheduler, 90)
+    next(streams[0])
+
+    def act() -> None:
+        if who == "comes":
+            came.append(scheduler.submit(prompt(9, 3), choice(), limit=5))
+        elif who == "leaves":
+            streams[1].cancel()
+        elif who == "reads no more":
+            reader.cancel()
+        else:
+            came.append(scheduler.submit(prompt(9, 3), choice(processors=hooks), limit=5))
+
+    hooks = LogitsProcessorList([lambda ids, scores: scores])
+    seen = rounds_of(monkeypatch, {1: act})
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    got = [list(stream) for stream in streams]
+    read = list(reader)
+    assert seen[[layers for layers, _ in seen].index(1)] == (1, 0)
+    assert (1, 2) in seen  # then somebody came or left
+    at = seen.index((1, 2))
+    assert seen[at + 1][0] == (1 if who in ("comes", "wants a grammar") else 0) or who == "leaves"
+    assert len(parts) == {"leaves": 2, "reads no more": 1}.get(who, 3)  # others' are computed at once
+    assert got[0] == wants[0][1:] and (got[1] == wants[1] or who == "leaves")
+    assert [list(stream) for stream in came] == [late] * len(came)
+    assert reader.reason == ("cancelled" if who == "reads no more" else "length")
+    assert len(read) == (0 if who == "reads no more" else 5)
+    assert scheduler.engine._part is None
+    # What the cache says of sequences is what the session has.
+    for sequence in scheduler.engine.cache.all:
+        assert scheduler.engine.session.length(sequence.number) == sequence.n
+
+
+def test_an_end_of_one_stops_no_part(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go on with it."""
+    scheduler = make()
+    wants = [list(stream) for stream in begun(scheduler)]
+    seen = rounds_of(monkeypatch, {})
+    with scheduler.engine.changed:
+        streams = [scheduler.submit(prompt(6, 11 + q), choice(), limit=4 + 56 * q) for q in range(2)]
+    assert next(streams[0]) == wants[0][0]
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [list(streams[0]), list(streams[1])] == [wants[0][1:4], wants[1]]
+    assert len(list(reader)) == 5
+    assert (1, 0) in seen and len(parts) == 3
+
+
+def test_a_lost_device_ends_all(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that come next are computed."""
+    scheduler, run = make(), Session.run_rounds
+
+    def failing(self: Session, native: Any, n: int) -> None:
+        if native.part_layers:
+            raise DeviceError("it is gone")
+        run(self, native, n)
+
+    streams = begun(scheduler)
+    next(streams[0])
+    monkeypatch.setattr(Session, "run_rounds", failing)
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    for stream in (*streams, reader):
+        with pytest.raises(DeviceError):
+            list(stream)
+    monkeypatch.setattr(Session, "run_rounds", run)
+    assert scheduler.engine._part is None
+    assert len(list(scheduler.submit(prompt(100, 7), choice(), limit=5))) == 5
+
+
+@pytest.mark.parametrize("why", ["there is no room", "nobody may have so little"])
+def test_what_cannot_begin_is_read_in_a_step(
+    why: str, make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Session, *_: Any, **__: Any) -> None:
+        raise ContextError("the KV pool is full")
+
+    if why == "there is no room":
+        monkeypatch.setattr(Session, "begin_part", refused)
+    else:
+        monkeypatch.setattr(one_call, "next_part", lambda reading, room: [])
+    scheduler = make()
+    streams = begun(scheduler)
+    next(streams[0])
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [len(list(stream)) for stream in streams] == [59, 60] and len(list(reader)) == 5
+    at = reader.first_at
+    assert not parts and at is not None and at < (streams[0].last_at or 0)  # it did not wait for their end
