@@ -174,8 +174,10 @@ typedef struct pi_hybrid {
     int32_t grouped;               /* as te_attention_args's */
     bool apart;                    /* no two tokens are of one sequence */
     /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
-    uint64_t last_mixed, mixed[PI_MIXED];
+    uint64_t last_mixed[2], mixed[PI_MIXED];
     int32_t n_tok, n_logits;
+    int32_t logits_at;  /* the row of d->logits where this program's begin */
+    int32_t n_lent;     /* rows of the feed that are where the device left them */
     int32_t n_unwanted; /* of the last layer, from the first token on */
     int32_t n_runs;     /* of blocks with a state: at least the chunk's */
     pi_status kv_status;

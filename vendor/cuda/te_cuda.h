@@ -187,7 +187,7 @@ typedef struct te_cuda_halve {
     float *keep;           /* [n_tok][cols], or NULL */
 } te_cuda_halve;
 
-/* Scores of a router, in floats: y_t = w . norm(x_t) + bias, of rows of F32, for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK
+/* Scores of a router, in floats: y_t = w . norm(x_t) + bias, of rows of F32, for more than TE_CUDA_MAX_TOK
  * tokens; an RMS norm or none. With a side, of the same tokens, halve is done at once. */
 typedef struct te_cuda_scores {
     const float *x;
