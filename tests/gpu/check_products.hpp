@@ -346,6 +346,8 @@ static void check_gemm_of_few(int type) {
         check_gemm_case({type, 40, 14336, n_tok, false, true, false, false, false, false, true});
         check_activated(type, type, TE_RELU, 300, cols, n_tok, 1e6);
         check_products_together(type, n_tok);
+        // Blocks with all columns, of which two bring the tokens' values of many together.
+        check_gemm_case({type, 1000, 256, n_tok, false, true, false, true, false, false, true});
         const int unit = f ? 37 : te_type_get(type)->block_weights, outs = unit * (1 + n_tok % 7 * (k256 ? 1 : 5));
         const bool across = n_tok <= (f ? 192 : 144); // more tokens than products by neuron take
         if (across) check_gemm_case({type, 100 + 9 * n_tok, outs, n_tok, true, true, false, true, false, false, true});

@@ -205,7 +205,7 @@ typedef struct te_cuda_scores {
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
  * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least.
  * Of input with tiles (half_form() for the type of each w) weights are read as they are: no scratch, no marks; transposed
- * only where that is in matrices, one at a time, of input for F16, which must be in matrices, too. */
+ * only where that is in matrices, one at a time, of input for F16 in matrices, which may be tiles of more tokens. */
 typedef struct te_cuda_gemm {
     te_cuda_half x;
     int32_t n_tok, transposed;
