@@ -521,7 +521,7 @@ static bool place_logits(pi_hybrid *h) {
     const int32_t row = s->chunk.logits_row[h->n_tok - h->n_logits];
     if (row == 0) h->n_lent = 0;
     const bool stays = row == h->n_lent && s->logits_rows <= h->max_logits && row < MOST_ROWS &&
-                       (h->n_logits == s->logits_rows || (h->splits && is_decoding(h)));
+                       (h->n_logits == s->logits_rows || (h->splits && pi_hybrid_is_resident(h) && is_decoding(h)));
     if (stays)
         h->logits_at = row;
     else if (h->n_lent)

@@ -189,7 +189,9 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                           "beside other tokens a token has other bits");
         }
     }
-    // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make.
+    // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make. Of few tokens
+    // those of blocks of weights come besides; of more, weights are made as floats and rounded once. Of down hidden values are
+    // rounded as weights are.
     const double f16 = 6 * 0x1p-11;
     for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
         std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
