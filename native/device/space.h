@@ -34,7 +34,7 @@ int32_t pi_space_heads(int32_t type);
  * threads share out what all rows take (Q4_0, vendor/cuda/lean.cu). */
 bool pi_space_rows_alone(int32_t type);
 /* Whether that may be a format of which products of up to PI_WIDE tokens are faster together than of half as many and the
- * rest: there are kernels for as many (vendor/cuda/wide_many.cuh), by neuron for PI_WIDE_DOWN. */
+ * rest: there are kernels for as many (vendor/cuda/wide_many.cuh, wide_ring.cuh), by neuron for PI_WIDE_DOWN. */
 bool pi_space_wide(int32_t type);
 /* Whether latent attention can be of such sizes. */
 bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value);
@@ -48,9 +48,9 @@ enum {
     PI_SMALL_BATCH = 8,
     PI_MANY = 64,              /* sequences whose next tokens are a recorded program */
     PI_WIDE = 192,             /* tokens whose products are faster together, of some formats on some devices */
-    PI_WIDE_DOWN = 128,        /* of these with a down by neuron that is not F16 */
+    PI_WIDE_DOWN = 144,        /* of these with a down by neuron that is not F16: more in two parts */
     PI_GRAPH_BYTES = 56 << 10, /* of such a program, for each layer: 42 KiB measured, and up to 10 of maps */
-    PI_LOGITS_BYTES = 64
+    PI_LOGITS_BYTES = 128
         << 20, /* rows of logits that leave a device together: memory of the CPU, too, which is pinned */
     PI_PARTS = 384,
     PI_SPLITS = 32,

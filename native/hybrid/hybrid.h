@@ -184,9 +184,11 @@ typedef struct pi_hybrid {
     bool apart;                    /* no two tokens are of one sequence */
     bool deep;                     /* a few of a prompt, and they see so much that they are to read it together */
     /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
-    uint64_t last_mixed, mixed[PI_MIXED];
+    uint64_t last_mixed[2], mixed[PI_MIXED];
     int32_t n_tok, n_logits;
     int32_t n_largest;              /* as the session's; 0: rows of logits are brought here */
+    int32_t logits_at;              /* the row of d->logits where this program's begin */
+    int32_t n_lent;                 /* rows of the feed that are where the device left them */
     int32_t n_unwanted;             /* of the last layer, from the first token on */
     int32_t first_layer, end_layer; /* that the program computes: all, but for a part's (part.c) */
     struct pi_hybrid_part *part;    /* that is under way, or was last; NULL: there was none */

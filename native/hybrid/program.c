@@ -14,13 +14,14 @@ static bool decodes_many(const pi_hybrid *h) {
            pi_hybrid_loads_nothing(h);
 }
 
-/* Whether a program for prompts and decoding is one of the last PI_MIXED that were kept, or the second in a row of its key:
- * the one that ran longest ago gives way. */
+/* Whether a program for prompts and decoding is one of the last PI_MIXED that were kept, or its key one of the last two
+ * (steps of more sequences than a program takes have two in turn): the one that ran longest ago gives way. */
 static bool keeps(pi_hybrid *h, uint64_t key) {
     int32_t at = 0;
     while (at < PI_MIXED - 1 && h->mixed[at] != key) at++;
-    const bool is_kept = h->mixed[at] == key || h->last_mixed == key;
-    h->last_mixed = key;
+    const bool is_last = h->last_mixed[0] == key, is_kept = h->mixed[at] == key || is_last || h->last_mixed[1] == key;
+    if (!is_last) h->last_mixed[1] = h->last_mixed[0];
+    h->last_mixed[0] = key;
     if (!is_kept) return false;
     memmove(h->mixed + 1, h->mixed, sizeof *h->mixed * (size_t)at);
     h->mixed[0] = key;
@@ -32,12 +33,13 @@ static bool keeps(pi_hybrid *h, uint64_t key) {
 uint64_t pi_program_key(pi_hybrid *h) {
     const bool beside_one = h->grouped == h->n_tok && h->n_logits == 1 && !h->decode && pi_hybrid_is_resident(h),
                mixed = beside_one || (h->grouped && h->grouped < h->n_tok);
-    const uint64_t key = (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 | (uint64_t)h->deep << 5 |
-                         (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
+    const uint64_t key = (uint64_t)h->logits_at << 48 | (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 |
+                         (uint64_t)h->deep << 5 | (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
                          (uint64_t)h->masked << 1 | (uint64_t)h->skip;
-    if (!mixed && (h->decode || h->n_tok <= PI_MANY)) return h->decode || decodes_many(h) ? key : 0;
+    const bool may_decode = h->decode || decodes_many(h);
+    if (!mixed && !h->logits_at && (h->decode || h->n_tok <= PI_MANY)) return may_decode ? key : 0;
     /* Of more next tokens a plan counts no program of each number: they are among the last ones, too. */
-    if (!mixed) return decodes_many(h) && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
+    if (!mixed) return may_decode && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
     const bool may = h->n_tok <= h->max_mixed && !h->s->model->latent_rank && pi_hybrid_loads_nothing(h);
     return may && keeps(h, key | PI_KEY_MIXED) ? key | PI_KEY_MIXED : 0;
 }
@@ -194,20 +196,21 @@ static void head(const pi_program *p, int32_t begin, int32_t end) {
     a.norm = p->d->output_norm;
     a.n_products = 1;
     const pi_device_state *to = &h->device[h->head_device];
-    float *y = pi_hybrid_rows(h, p->d);
+    const size_t row = (size_t)h->logits_at;
+    float *logits = to->logits + row * (size_t)i->n_vocab + begin, *y = pi_hybrid_rows(h, p->d);
     const bool leaves = y != to->logits;
-    if (!leaves) y += begin;
+    if (!leaves) y = logits;
     a.product[0] = (te_product){
         .w = w, .bias = p->d->output_bias ? p->d->output_bias + begin : NULL, .y = y, .ldy = (size_t)w.n_rows};
     a.side.norm = p->d->output_norm;
-    a.side.keep = p->d->hidden;
+    a.side.keep = p->d->hidden + row * (size_t)i->n_embd;
     a.side_type = -1;
     p->ops->linear(p->dev, &a);
     adapt_head(p, &a);
     if (leaves && h->n_logits == 1) /* perhaps some of its rows */
-        p->ops->end(p->dev, to->logits + begin, y, sizeof *y * (size_t)w.n_rows);
+        p->ops->end(p->dev, logits, y, sizeof *y * (size_t)w.n_rows);
     else if (leaves)
-        p->ops->logits(p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, to->logits, to->largest,
+        p->ops->logits(p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, logits, to->largest,
                                                    to->n_found});
 }
 

@@ -160,6 +160,45 @@ static void check_products_together(int type, int n_tok) {
     x.free();
 }
 
+// Products by neuron of tokens whose input is a part of that of more: the bits of the same by themselves.
+static void check_part_of_tokens(int type, int rows, int cols, int n_tok, int first, int n) {
+    AT("gemm %s %d x %d by neuron, tokens %d to %d of %d", te_type_get(type)->name, rows, cols, first, first + n - 1,
+       n_tok);
+    floats x(n_tok, rows);
+    matrix w = matrix_new(type, rows, cols);
+    halves all = halves_new(n_tok, rows, TE_F16), own = halves_new(n, rows, TE_F16);
+    te_cuda_gemm op = {};
+    op.n_tok = n;
+    op.transposed = true;
+    op.n_products = 1;
+    op.product[0].w = w.m;
+    op.product[0].ldy = up_to((size_t)cols, 4);
+    std::vector<float> got[2];
+    for (int turn = 0; turn < 2; turn++) {
+        const halves &in = turn ? own : all;
+        te_cuda_halve half = {};
+        half.x = x.p + (turn ? x.ld * (size_t)first : 0);
+        half.ldx = x.ld;
+        half.n_tok = turn ? n : n_tok;
+        half.cols = rows;
+        half.to = in.h;
+        OK(api->halve(dev, &half));
+        op.x = in.h;
+        if (!turn) op.x.v = (uint16_t *)in.h.v + (size_t)(first / 8) * 256;
+        if (!turn) op.x.scale += first;
+        result y((size_t)n * op.product[0].ldy);
+        op.product[0].y = y.data();
+        OK(api->gemm(dev, &op));
+        got[turn] = y.get();
+        y.free();
+    }
+    same_bits(got[0], got[1]);
+    w.free();
+    x.free();
+    all.free();
+    own.free();
+}
+
 // Gate and up with their activation in one launch, beside the same products by themselves. down: the type of the matrix that
 // hidden values are for. size: of the input, whose hidden values may leave the range of F16.
 static void check_activated(int type, int down, te_activation act, int n, int cols, int n_tok, double size) {
@@ -285,6 +324,12 @@ static void check_gemm_of_few(int type) {
             check_gemm_case({type, 1500, outs, 30, true, true, true, false, false, false, true});
         check_gemm_case({type, 11008, 4096, 33, true, false, false, true, false, false, true});
         check_gemm_case({type, 11008, unit, 12, true, false, false, true, false, false, true});
+        for (int n_tok : {129, 152, 192}) {
+            const int part = (n_tok / 2 + 7) / 8 * 8;
+            check_part_of_tokens(type, 1000 + n_tok, 7 * unit, n_tok, 0, part);
+            check_part_of_tokens(type, 1000 + n_tok, 7 * unit, n_tok, part, n_tok - part);
+        }
+        check_part_of_tokens(type, 11008, 4096, 64, 32, 20); // rows of a stage in more pieces
     }
     // Many rows and columns, and each number of tiles.
     if (type == TE_F16 || type == TE_Q4_0 || type == TE_Q6_K || is_by_groups(type, 64)) {
@@ -301,8 +346,10 @@ static void check_gemm_of_few(int type) {
         check_gemm_case({type, 40, 14336, n_tok, false, true, false, false, false, false, true});
         check_activated(type, type, TE_RELU, 300, cols, n_tok, 1e6);
         check_products_together(type, n_tok);
+        // Blocks with all columns, of which two bring the tokens' values of many together.
+        check_gemm_case({type, 1000, 256, n_tok, false, true, false, true, false, false, true});
         const int unit = f ? 37 : te_type_get(type)->block_weights, outs = unit * (1 + n_tok % 7 * (k256 ? 1 : 5));
-        const bool across = n_tok <= 128; // more tokens than products by neuron take
+        const bool across = n_tok <= (f ? 192 : 144); // more tokens than products by neuron take
         if (across) check_gemm_case({type, 100 + 9 * n_tok, outs, n_tok, true, true, false, true, false, false, true});
         if (across) check_gemm_case({type, 2050, 4096, n_tok, true, false, true, false, false, false, true});
         check_gemm_case({type, 4096, 1024, n_tok, false, false, false, true, false, false, true});

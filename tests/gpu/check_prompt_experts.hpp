@@ -14,6 +14,8 @@ struct prompt_expert_case {
     bool alone = false, on_input = false; // alone: no gate; on_input: weights are of the input
 };
 
+constexpr int FEW_EXPERTS_TOK = 192; // tokens whose experts' rows are read as they are, at most
+
 // Whether the input is rows whatever the number of tokens.
 static bool rows_of(const prompt_expert_case &k) { return k.rows || k.alone || k.on_input; }
 
@@ -101,7 +103,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
         OK(api->upload(dev, of_x.p, of_x.v.data(), 4 * of_x.v.size()));
         finish();
         // Products of matrices take more tokens in tiles, of some types.
-        halves in = halves_new(n, k.n_embd, n <= TE_CUDA_WIDE_TOK ? type : -1);
+        halves in = halves_new(n, k.n_embd, n <= FEW_EXPERTS_TOK ? type : -1, std::min(n, (int)TE_CUDA_WIDE_TOK));
         in.h.matrices = 0;
         te_cuda_halve half = {};
         half.x = of_x.p;
@@ -116,10 +118,11 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 for (int t = 0; t < n; t++)
                     for (int c = 0; c < k.n_embd; c++) seen.push_back(in.at(t, c));
         }
-        const bool few = n > TE_CUDA_MAX_TOK && n <= TE_CUDA_WIDE_TOK && !rows_of(k);
+        const bool few = n > TE_CUDA_MAX_TOK && n <= FEW_EXPERTS_TOK && !rows_of(k);
         is_true((in.h.tiles > 0) == few, "another form");
         const bool own = few && !k.by_neuron, as_floats = own && k.n_embd % 3 != 0; // either form, whatever is faster
-        halves h = halves_new((int)who.size(), op.n_ff_once, own && !as_floats ? k.down_type : -1, n);
+        halves h = halves_new((int)who.size(), op.n_ff_once, own && !as_floats ? k.down_type : -1,
+                              std::min(n, (int)TE_CUDA_WIDE_TOK));
         const size_t n_hidden = as_floats ? who.size() * up_to((size_t)op.n_ff_once, 4) : 0;
         result hidden(n_hidden);
         op.hidden = n_hidden ? hidden.data() : nullptr;
@@ -174,7 +177,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
     };
     std::vector<int> all, some;
     for (int t = 0; t < k.n_tok; t++) all.push_back(t);
-    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= TE_CUDA_WIDE_TOK && !rows_of(k);
+    const bool few = k.n_tok > TE_CUDA_MAX_TOK && k.n_tok <= FEW_EXPERTS_TOK && !rows_of(k);
     const std::vector<float> got = run(all, few ? 4 : 2);
     // A token's bits depend neither on the others nor on their order.
     if (few) {
@@ -186,7 +189,9 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                           "beside other tokens a token has other bits");
         }
     }
-    // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make.
+    // Of some tokens. Errors of factors that are rounded to F16 are independent: six times what such make. Of few tokens
+    // those of blocks of weights come besides; of more, weights are made as floats and rounded once. Of down hidden values are
+    // rounded as weights are.
     const double f16 = 6 * 0x1p-11;
     for (int t = 0; t < k.n_tok; t += k.n_tok > 24 ? 1 + (int)(random_word() % (unsigned)(k.n_tok / 12)) : 1) {
         std::vector<double> want((size_t)k.n_embd, 0), limit((size_t)k.n_embd, 0);
@@ -205,14 +210,15 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                 double v[2] = {}, l[2] = {};
                 for (int m = 0; m < 2; m++) {
                     const double *w = (m ? b->up : b->gate).row(at * k.n_ff + j);
-                    double squares = 0, size = 0;
+                    double squares = 0, size = 0, blocks = 0; // of few tokens factors are rounded before weights
                     for (int c = 0; c < k.n_embd; c++) {
                         const double p = w[c] * seen[(size_t)t * n_embd + (size_t)c];
                         v[m] += p;
                         squares += p * p;
                         size += fabs(p);
                     }
-                    l[m] = f16 * sqrt(squares / 3) + 0x1p-18 * size;
+                    if (few) blocks = (m ? b->up : b->gate).block_squares(at * k.n_ff + j, &seen[(size_t)t * n_embd]);
+                    l[m] = f16 * sqrt((squares + blocks) / 3) + 0x1p-18 * size;
                     if (k.on_input) {
                         v[m] *= (double)weight[i];
                         l[m] *= fabs((double)weight[i]);
@@ -236,7 +242,7 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
             }
             const double w = k.on_input ? 1 : (double)weight[i];
             for (int c = 0; c < k.n_embd; c++) {
-                double v = 0, squares = 0, errors = 0, size = 0;
+                double v = 0, squares = 0, errors = 0, size = 0, blocks = 0;
                 for (int j = 0; j < k.n_ff; j++) {
                     const double d = k.by_neuron ? b->down.row(at * k.n_ff + j)[c] : b->down.row(at * k.n_embd + c)[j];
                     const double p = d * hv[(size_t)j], q = d * hl[(size_t)j];
@@ -245,10 +251,11 @@ static void check_prompt_experts_case(const prompt_expert_case &k) {
                     errors += q * q;
                     size += fabs(p) + fabs(d) * most * 0x1p-8;
                 }
+                if (few && !k.by_neuron) blocks = b->down.block_squares(at * k.n_embd + c, hv.data());
                 if (k.bias) v += (double)down_b[(size_t)(e * k.n_embd + c)];
                 want[(size_t)c] += w * v;
-                limit[(size_t)c] +=
-                    fabs(w) * (f16 * sqrt(2 * squares / 3) + sqrt(errors) + 0x1p-17 * size + 8 * EPS * fabs(v));
+                limit[(size_t)c] += fabs(w) * (f16 * sqrt((2 * squares + blocks) / 3) + sqrt(errors) + 0x1p-17 * size +
+                                               8 * EPS * fabs(v));
             }
         }
         for (int c = 0; c < k.n_embd; c++) {
@@ -294,7 +301,7 @@ static void check_prompt_experts() {
     for (int type : all_types) { // of few tokens: several tiles of an expert, more rows than blocks, columns in turns
         const int unit = is_float(type) ? 32 : te_type_get(type)->block_weights;
         for (int shape = 0; shape < 3; shape++) {
-            const int n_tok[] = {64, 33, 16}, n_embd[] = {unit * (unit < 256 ? 33 : 5), 256, 3328},
+            const int n_tok[] = {64, 33, 16 + 17 * (turn % 11)}, n_embd[] = {unit * (unit < 256 ? 33 : 5), 256, 3328},
                       n_ff[] = {256, unit * (unit < 256 ? 33 : 5), unit};
             turn++;
             check_prompt_experts_case({type, type, n_tok[shape], n_embd[shape], n_ff[shape], 9, 1 + shape % 3 * 2,
@@ -302,6 +309,11 @@ static void check_prompt_experts() {
         }
     }
     check_prompt_experts_case({TE_Q4_0, TE_Q4_0, 64, 1024, 768, 24, 8, TE_SILU, false, 0, 0, 1, false, true});
+    for (int n_tok : {65, 96, 97, 128, 129, 160, 191, 192, 193}) // words of bits, whole and not
+        check_prompt_experts_case({TE_Q4_0, n_tok % 2 ? TE_Q4_0 : TE_Q6_K, n_tok, 512, 256, 40, 6, TE_SILU,
+                                   n_tok % 3 == 0, 0, 0, 1, false, n_tok % 32 == 0});
+    check_prompt_experts_case({TE_F16, TE_F16, 130, 256, 64, 1, 1, TE_SILU, false, 0, 0}); // of all tokens
+    check_prompt_experts_case({TE_Q8_0, TE_Q8_0, 190, 256, 64, 500, 3, TE_SILU, true, 0, 0});
     check_prompt_experts_case({TE_Q4_0, TE_Q8_0, 40, 512, 768, 16, 3, TE_SILU, true, 256, 256, 1, false, true});
     check_prompt_experts_case({TE_Q4_0, TE_F16, 40, 512, 96, 16, 3, TE_SILU, true, 0, 0, 1, false, true});
     check_prompt_experts_case({TE_F16, TE_F16, 48, 256, 64, 8, 4, TE_SILU, false, 0, 0, 3e3f, false, true});

@@ -27,7 +27,9 @@ static void check_scores_case(int n_tok, int rows, int cols, te_norm_kind kind, 
     side.n_tok = n_tok;
     side.cols = cols;
     side.norm = {TE_RMS_NORM, 0.125f, device_of(w), nullptr};
-    halves to = halves_new(n_tok, cols, type < 0 ? (int)TE_F16 : type), also = halves_new(n_tok, cols, TE_Q8_0);
+    const int few = std::min(n_tok, (int)TE_CUDA_WIDE_TOK);
+    halves to = halves_new(n_tok, cols, type < 0 ? (int)TE_F16 : type, few),
+           also = halves_new(n_tok, cols, TE_Q8_0, few);
     side.to = to.h;
     side.also = also.h;
     side.keep = keep.data();
@@ -77,7 +79,8 @@ static void check_prompt_choice_case(int n_tok, int n_expert, int n_used, int n_
     const int n_embd = 256, n_ff = 96, type = TE_Q4_0;
     const size_t n_routes = (size_t)(n_tok * n_used), n_y = (size_t)n_tok * (size_t)n_embd;
     floats x(n_tok, n_embd);
-    halves in = halves_new(n_tok, n_embd, type), h = halves_new((int)n_routes, n_ff);
+    halves in = halves_new(n_tok, n_embd, type, std::min(n_tok, (int)TE_CUDA_WIDE_TOK)),
+           h = halves_new((int)n_routes, n_ff);
     in.h.matrices = 0;
     te_cuda_halve half = {};
     half.x = x.p;
@@ -157,13 +160,13 @@ static void check_prompt_choice_case(int n_tok, int n_expert, int n_used, int n_
 }
 
 static void check_scores() {
-    for (int n_tok : {9, 16, 33, 64}) {
+    for (int n_tok : {9, 16, 33, 64, 65, 131, 192}) {
         check_scores_case(n_tok, 128, 2048, TE_RMS_NORM, false, TE_Q4_0);
         check_scores_case(n_tok, 32, 2880, TE_RMS_NORM, true, TE_MXFP4);
         check_scores_case(n_tok, 7, 68, TE_NO_NORM, false, -1);
         check_scores_case(n_tok, 65, 5120, TE_NO_NORM, true, TE_F16);
     }
-    for (int n_tok : {9, 33, 64}) {
+    for (int n_tok : {9, 33, 64, 65, 97, 192}) {
         check_prompt_choice_case(n_tok, 128, 8, 1);
         check_prompt_choice_case(n_tok, 7, 4, 1);
         check_prompt_choice_case(n_tok, 200, 6, 1); // these are chosen in front

@@ -109,8 +109,25 @@ struct matrix {
     te_mat m = {};
     std::vector<uint8_t> file;
     std::vector<double> w;
+    std::vector<double> low; // of each low_block weights what is taken off them, of formats that have that
     size_t file_stride = 0;
+    int low_block = 0;
     const double *row(int r) const { return &w[(size_t)r * (size_t)m.cols]; }
+    // Where a block's factor and what is taken off are rounded to F16 each, their errors are those of all its weights, and do
+    // not even out: squares of what they are multiplied with in a product of row r with x.
+    double block_squares(int r, const double *x) const {
+        double squares = 0;
+        for (int b = 0; low_block && b < m.cols / low_block; b++) {
+            const double l = low[(size_t)(r * (m.cols / low_block) + b)];
+            double with = 0, off = 0;
+            for (int c = b * low_block; c < (b + 1) * low_block; c++) {
+                with += (row(r)[c] + l) * x[c];
+                off += l * x[c];
+            }
+            squares += with * with + off * off;
+        }
+        return squares;
+    }
     void free() { OK(api->free(dev, (void *)m.w)); }
 };
 // The scales of a block of random bytes, for weights of about this size. Their own search for the best ones is slow.
@@ -136,6 +153,8 @@ inline matrix matrix_new(int type, int rows, int cols, float size = 1, const std
     a.file_stride = te_row_bytes(type, cols);
     a.file.resize(a.file_stride * (size_t)rows);
     a.w.resize((size_t)rows * (size_t)cols);
+    a.low_block = type == TE_Q2_K ? 16 : type == TE_Q4_K || type == TE_Q5_K ? 32 : 0;
+    if (a.low_block) a.low.resize(a.w.size() / (size_t)a.low_block);
     std::vector<float> x((size_t)cols);
     for (int r = 0; r < rows; r++) {
         uint8_t *to = &a.file[(size_t)r * a.file_stride];
@@ -153,6 +172,13 @@ inline matrix matrix_new(int type, int rows, int cols, float size = 1, const std
         }
         te_dequantize_row(type, to, x.data(), cols);
         for (int c = 0; c < cols; c++) a.w[(size_t)r * (size_t)cols + (size_t)c] = (double)x[(size_t)c];
+        if (!a.low_block) continue;
+        std::vector<uint8_t> none(to, to + a.file_stride); // weights of 0, less what is taken off
+        const size_t block = (size_t)te_type_get(type)->block_bytes, end = type == TE_Q2_K ? 80 : block;
+        for (size_t b = 0; b < none.size(); b += block) std::fill_n(&none[b + 16], end - 16, (uint8_t)0);
+        te_dequantize_row(type, none.data(), x.data(), cols);
+        for (int c = 0; c < cols; c += a.low_block)
+            a.low[((size_t)r * (size_t)cols + (size_t)c) / (size_t)a.low_block] = -(double)x[(size_t)c];
     }
     a.m = {nullptr, api->stride(type, cols), type, cols, rows};
     a.m.w = device_new<uint8_t>(a.m.stride * (size_t)rows);

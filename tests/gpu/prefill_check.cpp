@@ -62,7 +62,7 @@ static void check_halve() {
     for (int type : {TE_F16, TE_Q4_0, TE_Q4_K}) { // three orders of columns
         for (double size : {1.0, 3e5, 1e-6, 1e30}) check_halve_case(9, 4096, TE_NO_NORM, false, size, type);
         check_halve_case(17, 333, TE_LAYER_NORM, false, 1, type);
-        for (int n_tok : {64, 73, 127}) check_halve_case(n_tok, 1024, TE_RMS_NORM, true, 1, type);
+        for (int n_tok : {64, 73, 127, 150, 192}) check_halve_case(n_tok, 1024, TE_RMS_NORM, true, 1, type);
     }
 }
 

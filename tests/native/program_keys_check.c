@@ -1,5 +1,5 @@
 /* program_keys_check.c - which programs of prompts and sequences' next tokens, and of many next tokens, are kept
- * (native/hybrid/program.c): each from the second in a row on, no more than PI_MIXED, and the one that ran longest ago gives
+ * (native/hybrid/program.c): each that is one of the last two, no more than PI_MIXED, and the one that ran longest ago gives
  * way. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,10 +33,13 @@ int main(void) {
         check(key(n) & PI_KEY_MIXED, "not kept the second time");
     }
     for (int32_t n = 2; n < 2 + PI_MIXED; n++) check(key(n) && key(n) == key(n), "not kept while there is room");
-    check(key(2) && key(30) == 0 && key(2) && key(30) == 0, "kept, but never twice in a row");
+    check(key(2) && key(30) == 0 && key(3) && key(2) && key(30) == 0, "kept, but not one of the last two");
     check(key(30) && key(2), "the last that ran gave way");
-    check(key(3) == 0 && key(4) && key(30), "another than the oldest gave way");
-    check(key(3) == 0 && key(3) && key(5) == 0, "what came again is not kept");
+    check(key(4) == 0 && key(5) && key(30), "another than the oldest gave way");
+    check(key(4) == 0 && key(4) && key(6) == 0, "what came again is not kept");
+    check(key(40) == 0 && key(41) == 0 && key(40) && key(41), "of two in turn not kept");
+    check(key(42) == 0 && key(43) == 0 && key(43) && key(43) && key(42),
+          "what came again between them is one of the last");
     h.grouped = h.n_tok = 16;
     h.n_logits = 1;
     check(pi_program_key(&h) == 0, "of one sequence kept the first time");
@@ -63,6 +66,20 @@ int main(void) {
     h.max_mixed = PI_WIDE;
     check(pi_program_key(&h) == 0, "of more next tokens kept the first time");
     check(pi_program_key(&h) & PI_KEY_MIXED, "of more next tokens not kept the second time");
+    for (int32_t n = 1; n <= PI_MANY + 1; n += PI_MANY / 2) { /* behind others of the same feed */
+        h.decode = n == 1;
+        h.logits_at = 0;
+        h.n_tok = h.n_logits = n;
+        const uint64_t first = n > PI_MANY ? pi_program_key(&h) + pi_program_key(&h) : pi_program_key(&h);
+        h.logits_at = 192;
+        check(pi_program_key(&h) == 0, "behind others kept the first time");
+        const uint64_t behind = pi_program_key(&h);
+        check(behind & PI_KEY_MIXED && behind != first, "behind others not kept, or as the first");
+        h.logits_at = 191;
+        check(pi_program_key(&h) == 0 && pi_program_key(&h) != behind, "as that of another place");
+    }
+    h.decode = false;
+    h.logits_at = 0;
     h.apart = false;
     h.n_tok = h.grouped = 16;
     h.n_logits = 1;

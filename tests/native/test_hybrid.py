@@ -176,8 +176,8 @@ def test_several_that_generate_are_a_chunk_behind_prompts(model: Model) -> None:
 
 @pytest.mark.slow
 def test_logits_of_many_tokens_leave_in_parts(folder: Path) -> None:
-    """64 MiB of pinned memory hold the logits of 239 tokens here: the others are computed after them."""
-    spec = replace(models.SPECS["llama-relu-gqa"], name="wordy", n_vocab=70000, n_layer=1)
+    """128 MiB of pinned memory hold the logits of 239 tokens here: the others are computed after them."""
+    spec = replace(models.SPECS["llama-relu-gqa"], name="wordy", n_vocab=140000, n_layer=1)
     with Model(write(folder, spec, "dense")) as m:
         o = options("exact", 512) | {"n_ctx": 512, "n_pool": 512}
         plan = engine.native_plan(
@@ -195,7 +195,7 @@ def test_logits_of_many_tokens_leave_in_parts(folder: Path) -> None:
             s.cut(0)
             for x in (alone, s):
                 x.feed(ids, want_logits=True)
-            assert s.n_logits == 300 and s.last_step[0].n_tokens == 300 - (64 << 20) // (4 * 70000)
+            assert s.n_logits == 300 and s.last_step[0].n_tokens == 300 - (128 << 20) // (4 * 140000)
             for i in (0, 238, 239, 299):
                 assert beyond_rounding([alone.logits(i)], [s.logits(i)], 1) < 1
 

@@ -223,7 +223,7 @@ class Reference:
         ]
         place = sum(up(4 * part, 256) for part in parts[1:7])
         vocab = self.tensors["token_embd.weight"].shape[0]
-        rows = 4 * vocab * min(a.n_seq, tokens, max((16 << 20) // vocab, 1))  # logits of next tokens
+        rows = 4 * vocab * min(a.n_seq, tokens, max((32 << 20) // vocab, 1))  # logits of next tokens
         parts.append(max(rows - place, 0) // 4)
         tables = (self.file_bytes + self.moved) // 512  # of pages that a GPU may read
         recorded = max(0, min(a.n_seq, tokens, 64) - 8) * self.n_layer * (56 << 10)

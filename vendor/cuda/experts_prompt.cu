@@ -1,5 +1,5 @@
 // experts_prompt.cu - te_cuda_prompt_experts: routes in the order of their experts' places, products with these, the sums of
-// each token. Of 9 to 64 tokens the products are those of experts_wide.cuh, and the order's kernel makes the choice.
+// each token. Of some tokens the products are those of experts_wide.cuh, and the order's kernel makes the choice.
 #include "experts.cuh"
 #include "experts_wide.cuh"
 #include "launch.h"
@@ -9,6 +9,7 @@
 namespace te {
 
 constexpr int ORDER_THREADS = 1024, LIST_HEAD = 4;
+constexpr int EXPERT_WIDE_TOK = 192; // tokens of experts_wide.cuh, at most
 
 // Of tiles of at most so many routes.
 static size_t most_tiles(const te_experts_args *op, int tile) {
@@ -28,25 +29,25 @@ static const expert_wide_kernels *wide_experts(int type) {
 
 struct order_args {
     const int32_t *expert, *place;
-    int n_routes, n_used, n_places, missing, first, tile;
+    int n_routes, n_used, n_places, missing, first, tile, words; // words: of a place's bits, one for each token
     expert_lists lists;
 };
 
-// One block: a count of each place's routes, and where they begin. FEW, of at most 64 tokens: whose routes a place has, as
+// One block: a count of each place's routes, and where they begin. FEW, of some tokens: whose routes a place has, as
 // bits (its experts are different), so that routes of a place are in the order of their tokens. Else in any order.
-// CHOOSES: of these few, a warp a token, from the router's scores.
+// CHOOSES: of these, a warp a token, from the router's scores. (Of more tokens than warps a kernel of its own is faster.)
 template <bool FEW, bool CHOOSES>
 __global__ void __launch_bounds__(ORDER_THREADS)
     order_kernel(const __grid_constant__ order_args a, const __grid_constant__ te_route_args r) {
     extern __shared__ int count[]; // of each place, then where its routes begin
     __shared__ int sums[2][ORDER_THREADS / 32];
-    uint32_t *const bits = (uint32_t *)(count + a.n_places); // two words a place
+    uint32_t *const bits = (uint32_t *)(count + a.n_places); // a.words a place
     dep_go();
     dep_wait();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int k = threadIdx.x; k < (FEW ? 3 : 1) * a.n_places; k += ORDER_THREADS) count[k] = 0;
+    for (int k = threadIdx.x; k < (1 + (FEW ? a.words : 0)) * a.n_places; k += ORDER_THREADS) count[k] = 0;
     for (int i = threadIdx.x; FEW && i < a.n_routes; i += ORDER_THREADS) a.lists.most[i] = 0;
-    int *const chosen = (int *)(bits + 2 * a.n_places);
+    int *const chosen = (int *)(bits + a.words * a.n_places);
     if (CHOOSES) {
         float *const weight = (float *)(chosen + a.n_routes);
 #pragma unroll 1
@@ -63,15 +64,20 @@ __global__ void __launch_bounds__(ORDER_THREADS)
     for (int i = threadIdx.x; i < a.n_routes; i += ORDER_THREADS) {
         const int k = place(i), t = FEW ? i / a.n_used : 0;
         if (!FEW) a.lists.position[i] = k < 0 ? -1 : atomicAdd(&count[k], 1);
-        if (FEW && k >= 0) atomicOr(&bits[2 * k + t / 32], 1u << t % 32);
+        if (FEW && k >= 0) atomicOr(&bits[a.words * k + t / 32], 1u << t % 32);
     }
     __syncthreads();
+    auto routes_of = [&](int k, int n_words) { // tokens of the first words
+        int n = 0;
+        for (int w = 0; w < n_words; w++) n += __popc(bits[a.words * k + w]);
+        return n;
+    };
     int before = 0, tiles = 0;
 #pragma unroll 1
     for (int k0 = 0; k0 < a.n_places; k0 += ORDER_THREADS) {
         const int k = k0 + threadIdx.x,
                   n = k >= a.n_places ? 0
-                      : FEW           ? __popc(bits[2 * k]) + __popc(bits[2 * k + 1])
+                      : FEW           ? routes_of(k, a.words)
                                       : count[k],
                   n_tiles = (n + a.tile - 1) / a.tile;
         int s = n, st = n_tiles; // inclusive
@@ -116,8 +122,7 @@ __global__ void __launch_bounds__(ORDER_THREADS)
         int p = count[k];
         if (FEW) {
             const int t = i / a.n_used;
-            const uint32_t lower = (1u << t % 32) - 1;
-            p += t < 32 ? __popc(bits[2 * k] & lower) : __popc(bits[2 * k]) + __popc(bits[2 * k + 1] & lower);
+            p += routes_of(k, t / 32) + __popc(bits[a.words * k + t / 32] & ((1u << t % 32) - 1));
         } else {
             p += a.lists.position[i];
         }
@@ -274,7 +279,7 @@ static te_status check(te_cuda *d, const te_cuda_prompt_experts *op) {
     if (op->x.tiles) {
         const expert_wide_kernels *k = wide_experts(a->up.type);
         if (!k || !a->gate.w || a->on_input || k->words != op->x.words || op->x.matrices || op->x.ld % 256 ||
-            a->n_tok > TE_CUDA_WIDE_TOK || 8 * op->x.tiles < a->n_tok || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
+            a->n_tok > EXPERT_WIDE_TOK || 8 * op->x.tiles < a->n_tok || EXPERT_WIDE_SMEM + 1024 > d->smem_block)
             return refuse(d, te_fail(TE_ARGUMENT, "experts: %d tokens in %d tiles", (int)a->n_tok, (int)op->x.tiles));
     }
     const int n_ff = op->n_ff_once < a->n_ff ? op->n_ff_once : a->n_ff;
@@ -328,9 +333,12 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
     g.lists.position = op->lists + LIST_HEAD + 4 * most_tiles(a, EXPERT_WIDE_TILE);
     g.lists.sorted = g.lists.position + n_routes;
     g.lists.most = (uint32_t *)g.lists.sorted + n_routes;
-    const order_args o = {a->expert, a->place, n_routes, a->n_used, a->n_places, a->missing, a->first, tile, g.lists};
+    const order_args o = {
+        a->expert, a->place, n_routes, a->n_used, a->n_places, a->missing, a->first, tile, divide_up(a->n_tok, 32),
+        g.lists};
     const te_route_args *r = a->choice;
-    const bool chooses = r && few && is_small(*r) && r->n_expert <= 32 * ROUTE_FEW && !r->n_missing && !r->n_kept;
+    const bool chooses = r && few && is_small(*r) && r->n_expert <= 32 * ROUTE_FEW && !r->n_missing && !r->n_kept &&
+                         a->n_tok <= ORDER_THREADS / 32;
     // Where this begins beside the scores, a layer of 17 and more tokens takes 25 to 45 us longer; of fewer it gains nothing.
     const bool overlap = d->overlap;
     d->overlap = false;
@@ -341,8 +349,9 @@ te_status prompt_experts(te_cuda *d, const te_cuda_prompt_experts *op) {
                     : few   ? order_kernel<true, false>
                             : order_kernel<false, false>,
                     dim3(1), ORDER_THREADS,
-                    sizeof(int) * ((few ? 3 : 1) * (size_t)a->n_places + (chooses ? 2 * (size_t)n_routes : 0)), o,
-                    chooses ? *r : te_route_args{});
+                    sizeof(int) * ((1 + (few ? (size_t)o.words : 0)) * (size_t)a->n_places +
+                                   (chooses ? 2 * (size_t)n_routes : 0)),
+                    o, chooses ? *r : te_route_args{});
     d->overlap = overlap;
     TE_CUDA_TRY(st);
     g.n_used = a->n_used;

@@ -356,7 +356,7 @@ te_status scores(te_cuda *d, const te_cuda_scores *op) {
     const te_norm &n = op->norm;
     const te_cuda_halve *side = op->side;
     if (op->w.type != TE_F32 || op->w.cols != op->cols || op->cols % 4 || !op->x || !aligned(op->x, 16) ||
-        op->ldx % 4 || op->n_tok < 1 || op->n_tok > TE_CUDA_WIDE_TOK || !op->y || n.b || !aligned(n.w, 16) ||
+        op->ldx % 4 || op->n_tok < 1 || op->n_tok > 65535 || !op->y || n.b || !aligned(n.w, 16) ||
         (n.kind != TE_NO_NORM && (n.kind != TE_RMS_NORM || !n.w)))
         return refuse(d, te_fail(TE_ARGUMENT, "scores: %d tokens, rows of type %d and %d columns, norm %d",
                                  (int)op->n_tok, (int)op->w.type, (int)op->w.cols, (int)n.kind));

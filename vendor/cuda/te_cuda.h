@@ -187,7 +187,7 @@ typedef struct te_cuda_halve {
     float *keep;           /* [n_tok][cols], or NULL */
 } te_cuda_halve;
 
-/* Scores of a router, in floats: y_t = w . norm(x_t) + bias, of rows of F32, for TE_CUDA_MAX_TOK + 1 to TE_CUDA_WIDE_TOK
+/* Scores of a router, in floats: y_t = w . norm(x_t) + bias, of rows of F32, for more than TE_CUDA_MAX_TOK
  * tokens; an RMS norm or none. With a side, of the same tokens, halve is done at once. */
 typedef struct te_cuda_scores {
     const float *x;
@@ -205,7 +205,7 @@ typedef struct te_cuda_scores {
  * has as many columns as w has rows, y and bias as many as w has columns. y is needed, relu excludes add. Weights that are
  * not F16 are converted into scratch, piece by piece; gemm_scratch() says how large it is best and must be at least.
  * Of input with tiles (half_form() for the type of each w) weights are read as they are: no scratch, no marks; transposed
- * only where that is in matrices, one at a time, of input for F16, which must be in matrices, too. */
+ * only where that is in matrices, one at a time, of input for F16 in matrices, which may be tiles of more tokens. */
 typedef struct te_cuda_gemm {
     te_cuda_half x;
     int32_t n_tok, transposed;

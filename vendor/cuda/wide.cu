@@ -23,16 +23,16 @@ te_cuda_half half_form(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols) {
     const int i = kernel_for(n_tok);
     te_cuda_half h = {};
     h.ld = (size_t)divide_up(cols, 8) * 8;
-    const int groups = group_tiles_for(d, type, n_tok), ring = ring_tiles_for(d, type, n_tok); // of up to 128
+    const int groups = group_tiles_for(d, type, n_tok), ring = ring_tiles_for(d, type, n_tok);
     if (!k || (!groups && !ring && (i == WIDE_KERNELS || wide_smem(wide_tiles[i]) > d->smem_block))) return h;
     h.ld = (size_t)divide_up(cols, 256) * 256;
     h.words = k->words;
-    if (groups) {
-        h.tiles = groups;
-        h.matrices = HALF_IN_TURN;
-    } else if (ring) {
+    if (ring) {
         h.tiles = ring;
         h.matrices = HALF_IN_ORDER;
+    } else if (groups) {
+        h.tiles = groups;
+        h.matrices = HALF_IN_TURN;
     } else {
         h.tiles = wide_tiles[i];
     }

@@ -12,9 +12,8 @@ static const group_kernels *kernels_of_groups(int type) {
 
 // Of more than GROUP_TOK tokens.
 static const many_kernels *many_kernels_of(int type) {
-    for (auto *group : {many_float, many_32, many_k})
-        if (const many_kernels *k = group(type)) return k;
-    return nullptr;
+    const many_kernels *k = many_32(type);
+    return k ? k : many_k(type);
 }
 static int many_kernel_for(int n_tok) {
     int i = 0;

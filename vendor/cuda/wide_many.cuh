@@ -54,20 +54,6 @@ __device__ __forceinline__ void bulk_copy_to_both(void *to, const void *from, in
 }
 #endif
 
-// F16: 64 columns a part.
-template <> struct grouped<codec_f16> : wide<codec_f16> {
-    static constexpr int parts = 4, row_bytes = 512;
-    static __host__ __device__ constexpr int width(int) { return 128; }
-    static constexpr size_t at(int, size_t) { return 0; }
-    static constexpr size_t length(int, size_t n) { return 2 * n; }
-    static __device__ __forceinline__ int place(int i, int k) { return 512 * k + 128 * i; }
-    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
-    static __device__ __forceinline__ void take(row &r, const uint8_t *s, int n, int at, int, int c, int q) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) r.w[i] = *(const uint4 *)(s + 128 * n * c + group_swizzled(at, 4 * i + q));
-    }
-};
-
 struct many_job {
     group_job of;
     int shares; // blocks that bring the tokens' values together
@@ -322,7 +308,6 @@ template <class C> struct many_of {
                                               many_groups_kernel<C, 20>, many_groups_kernel<C, 22>,
                                               many_groups_kernel<C, 24>}};
 };
-const many_kernels *many_float(int type);
 const many_kernels *many_32(int type);
 const many_kernels *many_k(int type);
 

@@ -1,4 +1,4 @@
-// wide_neurons.cu - products of 9 to 128 tokens with rows by neuron on Hopper: how rows are shared out, and where matrices are.
+// wide_neurons.cu - products of 9 to 144 tokens with rows by neuron on Hopper: how rows are shared out, and where matrices are.
 #include "prefill.cuh"
 #include "wide_neurons.cuh"
 
@@ -65,8 +65,9 @@ te_status multiply_neurons(te_cuda *d, const te_cuda_gemm *op) {
     const te_product *p = &op->product[0];
     const te_mat *w = &p->w;
     const neuron_kernels *k = neuron_kernels_of(w->type);
-    if (!k || op->n_products != 1 || op->act || !op->transposed || x.ld % 256 || x.tiles != divide_up(op->n_tok, 8) ||
-        !ring_tiles_for(d, TE_F16, op->n_tok))
+    const int tiles = divide_up(op->n_tok, 8); // of x.tiles those that begin at x.v
+    if (!k || op->n_products != 1 || op->act || !op->transposed || x.ld % 256 || x.tiles < tiles ||
+        op->n_tok > NEURON_TOK || !ring_tiles_for(d, TE_F16, op->n_tok))
         return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: %d products of type %d by neuron, %d tokens in %d tiles",
                                  (int)op->n_products, (int)w->type, (int)op->n_tok, (int)x.tiles));
     neuron_args args = {};
@@ -75,8 +76,9 @@ te_status multiply_neurons(te_cuda *d, const te_cuda_gemm *op) {
         const neuron_box b = k->box(i);
         const int blocks = w->cols / k->weights;
         TE_CUDA_TRY(map_box(d, (const uint8_t *)w->w + (size_t)b.at * (size_t)blocks, MAP_BYTES, b.bytes * blocks,
-                            w->n_rows, w->stride, b.width, k->rows(x.tiles), args.map + i));
+                            w->n_rows, w->stride, b.width, k->rows(tiles), args.map + i));
     }
+    args.x_tiles = x.tiles;
     a.x = (const uint4 *)x.v;
     a.scale = x.scale;
     a.n_tok = op->n_tok;
@@ -85,12 +87,12 @@ te_status multiply_neurons(te_cuda *d, const te_cuda_gemm *op) {
     a.groups = divide_up(w->cols, 16);
     a.product[0] = {(const uint8_t *)w->w, w->stride, p->bias, p->add, p->y, p->ld_add, p->ldy, w->cols, 0,
                     p->relu != 0};
-    a.stages = stages_of(d, k, x.tiles);
-    void (*const kernel)(neuron_args) = k->run[x.tiles - 2];
-    const size_t smem = neuron_smem(x.tiles, k, a.stages);
+    a.stages = stages_of(d, k, tiles);
+    void (*const kernel)(neuron_args) = k->run[tiles - 2];
+    const size_t smem = neuron_smem(tiles, k, a.stages);
     const int *at_once, blocks = divide_up(w->cols, NEURON_OUTPUTS);
     TE_CUDA_TRY(clusters_at_once(d, kernel, smem, &at_once));
-    a.splits = splits_of(at_once, blocks, divide_up(w->n_rows, k->rows(x.tiles)));
+    a.splits = splits_of(at_once, blocks, divide_up(w->n_rows, k->rows(tiles)));
     return launch_clusters(d, "gemm", kernel, dim3((unsigned)(blocks * a.splits)), (unsigned)a.splits, NEURON_THREADS,
                            smem, args);
 }

@@ -1,4 +1,4 @@
-// wide_neurons.cuh - products of 9 to 128 tokens with quantised matrices that are stored by neuron (a transposed down), on
+// wide_neurons.cuh - products of 9 to 144 tokens with quantised matrices that are stored by neuron (a transposed down), on
 // Hopper: wgmma with the weights in registers, as in wide_groups.cuh, though rows and columns change places.
 //
 // Below, "rows" are neurons, whose values are added up, and "outputs" what lies along a row. A block has NEURON_OUTPUTS
@@ -23,6 +23,7 @@ constexpr int NEURON_OUTPUTS = 256, NEURON_ROWS = 128; // of a block, of a stage
 constexpr int NEURON_TEAMS = 2, NEURON_WARPS = 8 * NEURON_TEAMS, NEURON_THREADS = 32 * NEURON_WARPS;
 constexpr int NEURON_LD = NEURON_OUTPUTS + 4; // floats from one token's sums to the next
 constexpr int NEURON_SPLITS = 8, NEURON_BOXES = 4;
+constexpr int NEURON_TOK = 144, NEURON_KERNELS = NEURON_TOK / 8 - 1; // of 2, 3, ... tiles of eight tokens
 
 // A plane of a row of n weights: of each block of weights `bytes`, from at * blocks on. A stage has `width` bytes of each row,
 // from first + (bytes of the block's first output) on, or from a multiple of 16 before that: copies begin nowhere else.
@@ -178,6 +179,7 @@ template <> struct by_neuron<codec_q6_k> {
 struct neuron_args {
     ring_map map[NEURON_BOXES];
     group_args of; // one product; cols: rows of the matrix
+    int x_tiles;   // of the tokens' values, of which these may be a part
 };
 template <class C> __host__ __device__ constexpr int neuron_bytes() { // of a row of a stage
     int n = 0;
@@ -231,8 +233,17 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
         }
     };
     auto copy_tokens = [&](int s, int slot) {
-        ring_copy_tokens(shared_address(values + slot * X_BYTES), (const uint8_t *)a.x + (size_t)(s0 + s) * X_BYTES,
-                         X_BYTES, full + slot);
+        constexpr int UNITS = ROWS / 32, UNIT_BYTES = X_BYTES / UNITS;
+        const uint32_t to = shared_address(values + slot * X_BYTES);
+        const size_t first = (size_t)(s0 + s) * UNITS, unit = 512 * (size_t)args.x_tiles;
+        if (args.x_tiles == TILES) {
+            ring_copy_tokens(to, (const uint8_t *)a.x + first * unit, X_BYTES, full + slot);
+            return;
+        }
+#pragma unroll 1
+        for (int u = 0; u < UNITS; u++)
+            ring_copy_tokens(to + (uint32_t)(u * UNIT_BYTES), (const uint8_t *)a.x + (first + (size_t)u) * unit,
+                             UNIT_BYTES, full + slot);
     };
     if (threadIdx.x == 0) {
         for (int s = 0; s < a.stages; s++) {
@@ -367,7 +378,7 @@ struct neuron_kernels {
     int weights, n_boxes, bytes, factors; // bytes: of a row of a stage
     neuron_box (*box)(int);
     int (*rows)(int tiles);
-    void (*run[GROUP_KERNELS])(neuron_args);
+    void (*run[NEURON_KERNELS])(neuron_args);
 };
 template <class C> struct neurons_of {
     typedef by_neuron<C> F;
@@ -380,7 +391,8 @@ template <class C> struct neurons_of {
         F::rows,
         {neuron_kernel<C, 2>, neuron_kernel<C, 3>, neuron_kernel<C, 4>, neuron_kernel<C, 5>, neuron_kernel<C, 6>,
          neuron_kernel<C, 7>, neuron_kernel<C, 8>, neuron_kernel<C, 9>, neuron_kernel<C, 10>, neuron_kernel<C, 11>,
-         neuron_kernel<C, 12>, neuron_kernel<C, 13>, neuron_kernel<C, 14>, neuron_kernel<C, 15>, neuron_kernel<C, 16>}};
+         neuron_kernel<C, 12>, neuron_kernel<C, 13>, neuron_kernel<C, 14>, neuron_kernel<C, 15>, neuron_kernel<C, 16>,
+         neuron_kernel<C, 17>, neuron_kernel<C, 18>}};
 };
 const neuron_kernels *neurons_32(int type);
 const neuron_kernels *neurons_k(int type);

@@ -1,4 +1,4 @@
-// wide_ring.cu - products of 9 to 128 tokens with F16 on Hopper: how rows and columns are shared out, and where matrices are.
+// wide_ring.cu - products of 9 to 192 tokens with F16 on Hopper: how rows and columns are shared out, and where matrices are.
 #include "../core/te_os.h"
 #include "prefill.cuh"
 #include "wide_ring.cuh"
@@ -38,14 +38,21 @@ te_status map_box(te_cuda *d, const void *at, int type, int cols, int rows, size
     return refuse(d, te_fail(TE_DEVICE, "gemm: the driver has no map of %d x %d (error %d)", rows, cols, e));
 }
 
-#define RING_KERNELS(transposed)                                                                                       \
+#define RING_FUNCTIONS(transposed)                                                                                     \
     {                                                                                                                  \
         ring_kernel<2, transposed>,  ring_kernel<3, transposed>,  ring_kernel<4, transposed>,                          \
         ring_kernel<5, transposed>,  ring_kernel<6, transposed>,  ring_kernel<7, transposed>,                          \
         ring_kernel<8, transposed>,  ring_kernel<9, transposed>,  ring_kernel<10, transposed>,                         \
         ring_kernel<11, transposed>, ring_kernel<12, transposed>, ring_kernel<13, transposed>,                         \
-        ring_kernel<14, transposed>, ring_kernel<15, transposed>, ring_kernel<16, transposed>}
-static void (*const kernels[2][GROUP_KERNELS])(ring_args) = {RING_KERNELS(false), RING_KERNELS(true)};
+        ring_kernel<14, transposed>, ring_kernel<15, transposed>, ring_kernel<16, transposed>,                         \
+        ring_kernel<17, transposed>, ring_kernel<18, transposed>, ring_kernel<20, transposed>,                         \
+        ring_kernel<22, transposed>, ring_kernel<24, transposed>}
+static void (*const kernels[2][RING_KERNELS])(ring_args) = {RING_FUNCTIONS(false), RING_FUNCTIONS(true)};
+static int ring_kernel_for(int n_tok) {
+    int i = 0;
+    while (i < RING_KERNELS && 8 * ring_tiles[i] < n_tok) i++;
+    return i;
+}
 
 struct ring_cut {
     int rows, splits, stages;
@@ -59,14 +66,16 @@ static size_t ring_smem(int tiles, const ring_cut &c) {
     return 2 * RING_BEGIN + (ring > part ? ring : part);
 }
 // Kernels have some shared memory besides: of each token a scale, and its largest hidden value.
-static size_t ring_room(const te_cuda *d, int tiles) { return d->smem_block - (size_t)(512 + 64 * tiles); }
+static size_t ring_bytes(const te_cuda *d, int tiles) {
+    return d->smem_block - (size_t)(512 + 32 * tiles + 4 * ring_room(tiles));
+}
 
 int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #ifdef TE_CUDA_WGMMA // the build has code for sm_90a
     const bool has =
-        d->info.major == 9 && type == TE_F16 && n_tok > TE_CUDA_MAX_TOK && n_tok <= GROUP_TOK && map_encoder();
-    const int tiles = divide_up(n_tok, 8);
-    return has && ring_smem(tiles, {RING_ROWS, 1, RING_LEAST_STAGES}) <= ring_room(d, tiles) ? tiles : 0;
+        d->info.major == 9 && type == TE_F16 && n_tok > TE_CUDA_MAX_TOK && n_tok <= RING_TOK && map_encoder();
+    const int tiles = has ? ring_tiles[ring_kernel_for(n_tok)] : 0;
+    return has && ring_smem(tiles, {RING_ROWS, 1, RING_LEAST_STAGES}) <= ring_bytes(d, tiles) ? tiles : 0;
 #else
     (void)d;
     (void)type;
@@ -77,7 +86,7 @@ int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 
 static int stages_of(const te_cuda *d, int tiles, ring_cut c) {
     c.stages = RING_STAGES;
-    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_room(d, tiles)) c.stages--;
+    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_bytes(d, tiles)) c.stages--;
     return c.stages;
 }
 
@@ -117,8 +126,8 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
     const te_mat *first = &op->product[0].w;
     const bool across = op->transposed != 0;
-    if (op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > GROUP_TOK || x.tiles != divide_up(op->n_tok, 8) || x.ld % 256 ||
-        !ring_tiles_for(d, first->type, op->n_tok))
+    if (op->n_tok <= TE_CUDA_MAX_TOK || op->n_tok > RING_TOK || x.ld % 256 ||
+        x.tiles != ring_tiles_for(d, first->type, op->n_tok) || !x.tiles)
         return refuse(d, te_fail(TE_ARGUMENT, "gemm: %d tokens in %d tiles", (int)op->n_tok, (int)x.tiles));
     if (across && op->act) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: an activation of transposed products"));
     if (op->act) TE_CUDA_TRY(check_act(d, op));
@@ -161,7 +170,7 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
         a.counter = op->counter;
         a.groups = divide_up(op->act->n, 8);
     }
-    return launch_clusters(d, "gemm", kernels[across][x.tiles - 2],
+    return launch_clusters(d, "gemm", kernels[across][ring_kernel_for(op->n_tok)],
                            dim3((unsigned)(divide_up(a.groups, c.rows / 16) * c.splits)), (unsigned)c.splits,
                            128 * divide_up(c.rows, 64) + 32, ring_smem(x.tiles, c), args);
 }

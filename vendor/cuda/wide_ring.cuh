@@ -1,4 +1,4 @@
-// wide_ring.cuh - products of 9 to 128 tokens with matrices of F16 on Hopper: wgmma with both factors where they are in shared
+// wide_ring.cuh - products of 9 to 192 tokens with matrices of F16 on Hopper: wgmma with both factors where they are in shared
 // memory, which copies of the hardware fill.
 //
 // A block has some rows, 64 for each group of four warps, and all tokens. One more warp brings stages of columns into a
@@ -20,6 +20,12 @@ namespace te {
 constexpr int RING_TILE = 64;                          // columns of a tile, 128 bytes of each row
 constexpr int RING_STAGES = 16, RING_LEAST_STAGES = 3; // in shared memory
 constexpr int RING_WIDE_TILES = 12;
+constexpr int RING_TOK = 192; // tokens, at most
+// Tiles of eight tokens that there are kernels of: of more tokens not each number.
+constexpr int RING_KERNELS = 20;
+constexpr int ring_tiles[RING_KERNELS] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 24};
+// Tokens that a kernel has room for in its end, as group_room.
+__host__ __device__ constexpr int ring_room(int tiles) { return 8 * tiles <= GROUP_TOK ? group_room(tiles) : RING_TOK; }
 constexpr int RING_GROUPS = 3, RING_ROWS = 64 * RING_GROUPS;
 constexpr int RING_THREADS = 128 * RING_GROUPS + 32;
 constexpr int RING_BEGIN = 1024; // tiles begin at multiples of this; as much is in front of them, for barriers
@@ -66,6 +72,11 @@ RING_WGMMA(13, 104, 52, 53, 54)
 RING_WGMMA(14, 112, 56, 57, 58)
 RING_WGMMA(15, 120, 60, 61, 62)
 RING_WGMMA(16, 128, 64, 65, 66)
+RING_WGMMA(17, 136, 68, 69, 70)
+RING_WGMMA(18, 144, 72, 73, 74)
+RING_WGMMA(20, 160, 80, 81, 82)
+RING_WGMMA(22, 176, 88, 89, 90)
+RING_WGMMA(24, 192, 96, 97, 98)
 // How wgmma finds a tile's lines: of 128 bytes each, whose eighths change places with each of eight lines.
 __device__ __forceinline__ uint64_t ring_descriptor(uint32_t address) {
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -138,8 +149,8 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
             next_slot();
         }
     } else {
-        dep_wait();
-        group_scales(a, scales);
+        dep_wait(); // one thread is not here: the scales are those of groups, however many there are
+        for (int t = threadIdx.x; multiplies && t < a.n_tok; t += 128 * groups) scales[t] = __ldcg(a.scale + t);
     }
     float sum[TILES][4] = {};
     if (multiplies) {
@@ -190,7 +201,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     }
     const int count = min(rows / 16, a.groups - g0);
     if (a.activates)
-        group_activate<group_room(TILES)>(a, sums, g0, count, split);
+        group_activate<ring_room(TILES)>(a, sums, g0, count, split);
     else
         group_write(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums

@@ -52,41 +52,29 @@ void *gemm_room(Cuda *c, te_cuda_gemm *op) {
     return op->scratch = room(c, GEMM, most);
 }
 
-/* Products of some tokens read weights in their format; of more they are converted first, which takes as long as reading
- * them three times. So up to twice as many, but no more than MOST_IN_TWO, are computed in two parts: returns the size of one,
- * or n_tok. most: tokens that one may have. */
-constexpr int32_t MOST_IN_TWO = 192;
-int32_t part_of(Cuda *c, const te_mat *w, int32_t n_tok, int32_t most = PI_WIDE) {
-    /* Measured with matrices alone. */
-    auto has = [&](int32_t n) { return n <= most && c->te->half_form(c->d, w->type, n, w->cols).matrices; };
-    if (n_tok <= TE_CUDA_WIDE_TOK || (n_tok <= PI_WIDE && has(n_tok))) return n_tok;
-    if (n_tok > MOST_IN_TWO || w->type == TE_F16) return n_tok;
-    for (int32_t widest : {128, 96, (int32_t)TE_CUDA_WIDE_TOK}) {
-        if (!has(widest)) continue;
-        return n_tok <= widest || n_tok > 2 * widest ? n_tok : ((n_tok + 1) / 2 + 7) / 8 * 8;
-    }
-    return n_tok;
-}
-int32_t part_of(Cuda *c, const te_linear_args *a) {
-    for (int32_t i = 0; i < a->n_products; i++)
-        if (part_of(c, &a->product[i].w, a->n_tok) == a->n_tok) return a->n_tok;
-    return a->n_products ? part_of(c, &a->product[0].w, a->n_tok) : a->n_tok;
-}
-int32_t part_of(Cuda *c, const te_ffn_args *a) {
-    const bool plain = !a->staged && !a->scores.fc2.w && !a->scores.sign && !a->gate_adapter.a.w &&
-                       !a->up_adapter.a.w && !a->down_adapter.a.w;
-    const int32_t most = a->down.w ? PI_WIDE_DOWN : (int32_t)PI_WIDE;
-    for (const te_mat *w : {&a->gate, &a->up, &a->down, &a->down_out})
-        if (w->w && (!plain || part_of(c, w, a->n_tok, most) == a->n_tok)) return a->n_tok;
-    return part_of(c, &a->up, a->n_tok, most);
-}
-
 size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n + 3) / 4 * 4); }
 
 } // namespace
 
+/* By neuron quantised rows are multiplied with up to PI_WIDE_DOWN tokens: more are two parts of an input that is one. */
+static void multiply_down(Cuda *c, const te_cuda_gemm *op) {
+    if (!op->transposed || !op->x.tiles || op->product[0].w.type == TE_F16 || op->n_tok <= PI_WIDE_DOWN)
+        return note(c, c->te->gemm(c->d, op));
+    const int32_t part = ((op->n_tok + 1) / 2 + 7) / 8 * 8;
+    for (int32_t t = 0; t < op->n_tok; t += part) {
+        te_cuda_gemm some = *op;
+        te_product *p = &some.product[0];
+        some.n_tok = op->n_tok - t < part ? op->n_tok - t : part;
+        some.x.v = (char *)op->x.v + 512 * (size_t)(t / 8); /* tiles of eight tokens and 32 columns */
+        some.x.scale += t;
+        p->y += p->ldy * (size_t)t;
+        if (p->add) p->add += p->ld_add * (size_t)t;
+        note(c, c->te->gemm(c->d, &some));
+    }
+}
+
 void run_last(Cuda *c) {
-    if (c->last.n_products && ready(c)) note(c, c->te->gemm(c->d, &c->last));
+    if (c->last.n_products && ready(c)) multiply_down(c, &c->last);
     c->last = {};
 }
 
@@ -105,18 +93,38 @@ bool settle_last(Cuda *c, const te_merge_args *a) {
     return plain;
 }
 
+/* What experts of this type want of n_tok tokens whose routes are few enough that each row of an expert is read once for them
+ * (vendor/cuda/experts_wide.cuh); no tiles: they are too many. Of more than TE_CUDA_WIDE_TOK measured on Hopper alone. */
+static te_cuda_half experts_form(Cuda *c, int32_t type, int32_t n_tok, int32_t cols) {
+    const int32_t widest = TE_CUDA_WIDE_TOK, few = n_tok < widest ? n_tok : widest;
+    if (n_tok > widest && (n_tok > PI_WIDE || !c->te->half_form(c->d, TE_Q4_0, n_tok, 256).matrices)) return {};
+    te_cuda_half h = c->te->half_form(c->d, type, few, cols);
+    if (n_tok > widest && h.tiles) h.tiles = (n_tok + 7) / 8;
+    h.matrices = 0;
+    return h;
+}
+
+/* A few rows of floats, of few tokens: in floats, with the side. */
+static bool is_router(Cuda *c, const te_linear_args *a) {
+    const te_product &p = a->product[0];
+    const te_norm &n = a->norm;
+    return a->n_products == 1 && p.w.type == TE_F32 && p.w.n_rows <= 512 && !p.relu && !p.add && a->cols % 4 == 0 &&
+           (n.kind == TE_NO_NORM || (n.kind == TE_RMS_NORM && !n.b)) &&
+           experts_form(c, TE_F32, a->n_tok, a->cols).tiles;
+}
+
 /* What a side keeps, as experts of side_type want it, if it can be made with the products' input, or alone. (A feed-forward
  * makes its own input.) */
 static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
     const te_norm &n = a->norm, &side = a->side.norm;
     const bool same = n.kind == side.kind && n.w == side.w && n.b == side.b && n.eps == side.eps;
     te_cuda_half h = {};
-    if (a->n_tok > TE_CUDA_WIDE_TOK || !a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 ||
+    if (a->n_tok > PI_WIDE || !a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 ||
         a->cols > TE_CUDA_ROW || side.kind != TE_RMS_NORM || side.b || (a->n_products && !same))
         return h;
-    if (a->n_products && !c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols).tiles) return h;
-    h = c->te->half_form(c->d, a->side_type, a->n_tok, a->cols);
-    h.matrices = 0;
+    if (a->n_products && !is_router(c, a) && !c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols).tiles)
+        return h;
+    h = experts_form(c, a->side_type, a->n_tok, a->cols);
     return h.tiles ? half_room(c, HALF_SIDE, a->n_tok, h) : te_cuda_half{};
 }
 
@@ -132,14 +140,6 @@ static te_cuda_half second_form(Cuda *c, const te_linear_args *a) {
     return {};
 }
 
-/* A few rows of floats, of few tokens: in floats, with the side. */
-static bool is_router(Cuda *c, const te_linear_args *a) {
-    const te_product &p = a->product[0];
-    const te_norm &n = a->norm;
-    return a->n_products == 1 && p.w.type == TE_F32 && p.w.n_rows <= 512 && !p.relu && !p.add && a->cols % 4 == 0 &&
-           (n.kind == TE_NO_NORM || (n.kind == TE_RMS_NORM && !n.b)) &&
-           c->te->half_form(c->d, TE_F32, a->n_tok, a->cols).tiles;
-}
 static void route_scores(Cuda *c, const te_linear_args *a, const te_cuda_half &side) {
     te_cuda_halve keeps = {};
     keeps.x = a->x;
@@ -179,14 +179,6 @@ void prefill_linear(Cuda *c, const te_linear_args *a) {
         c->half_x = nullptr;
     }
     if (is_router(c, a)) return route_scores(c, a, side);
-    if (const int32_t part = part_of(c, a); part < a->n_tok) {
-        for (int32_t t = 0; t < a->n_tok; t += part) {
-            te_linear_args some = some_tokens(a, t, a->n_tok - t < part ? a->n_tok - t : part);
-            some.side = {};
-            prefill_linear(c, &some);
-        }
-        return;
-    }
     const te_cuda_half second = side.tiles || attended ? te_cuda_half{} : second_form(c, a);
     if (second.tiles && c->half.v == c->room[HALF_SIDE]) c->half_x = nullptr;
     bool done[TE_MAX_PRODUCTS] = {};
@@ -296,13 +288,16 @@ void adapt(Cuda *c, const te_adapter &w, bool transposed, const te_cuda_half &x,
     note(c, c->te->gemm(c->d, &second));
 }
 
-/* The type that hidden values are for; -1: as rows. */
-int32_t hidden_type(Cuda *c, const te_ffn_args *a) {
-    if (a->down_adapter.a.w) return -1;
-    if (!a->down.w) return a->down_out.type;
-    auto in_matrices = [&](int32_t type) { return c->te->half_form(c->d, type, a->n_tok, a->down.n_rows).matrices; };
-    const bool by_neuron = a->n_tok <= PI_WIDE_DOWN && in_matrices(a->down.type) && in_matrices(TE_F16);
-    return by_neuron ? TE_F16 : -1;
+/* The form of hidden values; no tiles: as rows. */
+te_cuda_half hidden_form(Cuda *c, const te_ffn_args *a) {
+    const int32_t n = a->up.n_rows, n_tok = a->n_tok;
+    te_cuda_half h = {};
+    h.ld = (size_t)(n + 7) / 8 * 8;
+    if (a->down_adapter.a.w) return h;
+    if (!a->down.w) return c->te->half_form(c->d, a->down_out.type, n_tok, n);
+    const int32_t few = n_tok < PI_WIDE_DOWN ? n_tok : PI_WIDE_DOWN; /* multiply_down */
+    const te_cuda_half form = c->te->half_form(c->d, TE_F16, n_tok, n);
+    return form.matrices && c->te->half_form(c->d, a->down.type, few, n).matrices ? form : h;
 }
 
 void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
@@ -322,7 +317,7 @@ void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
     act.curve = a->curve;
     const bool plain = x.matrices && a->gate.w && a->gate.type == a->up.type && !act.mask && !a->gate_adapter.a.w &&
                        !a->up_adapter.a.w;
-    act.to = half_room(c, HALF_H, n_tok, n, hidden_type(c, a));
+    act.to = half_room(c, HALF_H, n_tok, hidden_form(c, a));
     act.counts = a->counts;
     act.fired = a->fired;
     te_cuda_gemm in = {}, out = {};
@@ -391,16 +386,6 @@ static te_cuda_half make_half(Cuda *c, const float *x, size_t ldx, int32_t n_tok
 }
 
 void prefill_ffn(Cuda *c, const te_ffn_args *a) {
-    if (const int32_t part = part_of(c, a); part < a->n_tok) {
-        for (int32_t t = 0; t < a->n_tok; t += part) {
-            te_ffn_args some = *a;
-            some.n_tok = a->n_tok - t < part ? a->n_tok - t : part;
-            some.x += a->ldx * (size_t)t;
-            some.y += (size_t)a->up.cols * (size_t)t;
-            prefill_ffn(c, &some);
-        }
-        return;
-    }
     auto form = [&](const te_mat &m) { return c->te->half_form(c->d, m.type, a->n_tok, a->up.cols); };
     const bool adapted = a->gate_adapter.a.w || a->up_adapter.a.w,
                unlike = a->gate.w && a->gate.type != a->up.type && !same_form(form(a->gate), form(a->up));
@@ -423,18 +408,17 @@ void prefill_experts(Cuda *c, const te_experts_args *a) {
     te_cuda_prompt_experts op = {};
     op.of = *a;
     /* Products of few tokens are those of experts with gates, whose input is not weighted. */
-    const bool few = a->n_tok <= TE_CUDA_WIDE_TOK && a->gate.w && !a->on_input;
-    op.x = half_room(c, HALF_X, a->n_tok, n_embd, few ? a->up.type : -1);
-    op.x.matrices = 0;
+    const te_cuda_half form =
+        a->gate.w && !a->on_input ? experts_form(c, a->up.type, a->n_tok, n_embd) : te_cuda_half{};
+    op.x = form.tiles ? half_room(c, HALF_X, a->n_tok, form) : half_room(c, HALF_X, a->n_tok, n_embd, -1);
     op.n_ff_once = pi_hidden_rows(a->n_ff, n_routes, false);
     op.n_embd_once = pi_hidden_rows(n_embd, n_routes, false);
     op.values = (float *)room(
         c, HIDDEN, sizeof(float) * floats_of(n_routes, op.n_ff_once > op.n_embd_once ? op.n_ff_once : op.n_embd_once));
     te_cuda_half h = {};
     h.ld = (size_t)(op.n_ff_once + 7) / 8 * 8;
-    if (op.x.tiles && a->down.w) h = c->te->half_form(c->d, a->down.type, a->n_tok, op.n_ff_once);
+    if (op.x.tiles && a->down.w) h = experts_form(c, a->down.type, a->n_tok, op.n_ff_once);
     if (h.tiles) h.tiles = (n_routes + 7) / 8; /* of routes */
-    h.matrices = 0;
     if (h.tiles && op.n_ff_once <= TE_CUDA_HIDDEN)
         op.hidden = (float *)room(c, HALF_H, sizeof(float) * floats_of(n_routes, op.n_ff_once));
     else
