@@ -159,6 +159,8 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
             a.groups = divide_up(op->act->n, 8);
         }
         const group_cut c = many ? many_cut_of(d, a, x.tiles, k->row_bytes) : cut_of(d, a, x.tiles, k->row_bytes);
+        if (op->act && c.blocks * c.splits > (int)GROUP_DONE)
+            return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: %d neurons with an activation", (int)op->act->n));
         a.each = c.each;
         a.across = c.across;
         a.deep = c.deep;
