@@ -161,10 +161,11 @@ static void check_products_together(int type, int n_tok) {
 }
 
 // Gate and up with their activation in one launch, beside the same products by themselves. down: the type of the matrix that
-// hidden values are for. size: of the input, whose hidden values may leave the range of F16. uneven: tokens are small, usual
-// and large in turn, and one neuron has far larger values than all others.
+// hidden values are for. size: of the input, whose hidden values may leave the range of F16. uneven: one neuron has far larger
+// values than all others, and tokens are small, usual and large in turn (1); or all are usual, so that in one block they are
+// too large (2); or some so small that in all blocks but one they are too small (3).
 static void check_activated(int type, int down, te_activation act, int n, int cols, int n_tok, double size,
-                            bool uneven = false) {
+                            int uneven = 0) {
     AT("gemm %s %d x %d and activation %d for %s, %d tokens, size %g, uneven %d", te_type_get(type)->name, n, cols,
        (int)act, te_type_get(down)->name, n_tok, size, uneven);
     halves in = halves_new(n_tok, cols, type), to = halves_new(n_tok, n, down);
@@ -176,9 +177,9 @@ static void check_activated(int type, int down, te_activation act, int n, int co
         return;
     }
     floats x(n_tok, cols, (float)size);
-    if (uneven) { // of the first all are too small, of the second all but the one, of the third the one is too large
-        const float by[4] = {1e-9f, 1e-5f, 1, 1e4f};
-        for (size_t i = 0; i < x.v.size(); i++) x.v[i] *= by[i / x.ld % 4];
+    if (uneven) { // by 1: of the first all are too small, of the second all but the one, of the third the one is too large
+        const float by[3][4] = {{1e-9f, 1e-5f, 1, 1e4f}, {1, 1, 1, 1}, {2e-5f, 0.1f, 2e-5f, 0.1f}};
+        for (size_t i = 0; i < x.v.size(); i++) x.v[i] *= by[uneven - 1][i / x.ld % 4];
         OK(api->upload(dev, x.p, x.v.data(), x.v.size() * sizeof(float)));
         finish();
     }
@@ -192,7 +193,7 @@ static void check_activated(int type, int down, te_activation act, int n, int co
     matrix w[2] = {matrix_new(type, n, cols), matrix_new(type, n, cols)}; // up, gate
     const size_t ld = up_to((size_t)n, 4);
     std::vector<float> bias = normals((size_t)n);
-    if (uneven) bias[(size_t)n / 2] = 1e4f;
+    if (uneven) bias[(size_t)n / 2] = uneven == 3 ? 1e3f : 1e4f;
     float *y[2];
     te_cuda_gemm op = {};
     op.x = in.h;
@@ -333,6 +334,8 @@ static void check_gemm_of_few(int type) {
     for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);
     check_activated(type, type, TE_RELU, 300, cols, 17, 1);
     for (int n_tok : {20, 125, 130})
-        if (is_by_groups(type, n_tok)) check_activated(type, type, TE_SILU, 3000, cols, n_tok, 1, true);
+        if (is_by_groups(type, n_tok)) check_activated(type, type, TE_SILU, 3000, cols, n_tok, 1, 1);
+    for (int uneven : {2, 3})
+        if (is_by_groups(type, 20)) check_activated(type, type, TE_SILU, 3000, cols, 20, 1, uneven);
     check_activated(type, type, TE_SILU, 1000, odd, 64, 1e6);
 }

@@ -244,14 +244,24 @@ __device__ __forceinline__ void group_activate(const group_args &a, const group_
         if (t >= a.n_tok) continue;
         if (j >= c.n) continue;
         const float4 gate = sums.at(t, at), up = sums.at(t, at + 8);
-        const float scale = sums.scale[t], u[4] = {up.x, up.y, up.z, up.w};
+        const float scale = sums.scale[t];
         const float g[4] = {scale * gate.x, scale * gate.y, scale * gate.z, scale * gate.w};
-        float h[4], largest = 0;
+        float u[4] = {up.x, up.y, up.z, up.w}, h[4], largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float bias = j + i < c.n && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
+            u[i] = fmaf(scale, u[i], bias);
+        }
+        if (c.act == TE_SILU) { // most models': asked once, and not for each value what it is
+#pragma unroll
+            for (int i = 0; i < 4; i++) h[i] = gated_value(TE_SILU, activate(TE_SILU, 0, g[i]), u[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), u[i]);
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const bool there = j + i < c.n;
-            const float bias = there && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
-            h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), fmaf(scale, u[i], bias));
             if (!there) h[i] = 0;
             asked += there;
             fired += h[i] != 0;
@@ -459,7 +469,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
                     sum[t][i];
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();

@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(many_threads(GROUP_WARPS), 1)
         many_meet(workers);
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();

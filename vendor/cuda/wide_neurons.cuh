@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
         if (turn) __syncthreads();
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
         }
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();
