@@ -34,8 +34,8 @@ uint64_t pi_program_key(pi_hybrid *h) {
     const bool beside_one = h->grouped == h->n_tok && h->n_logits == 1 && !h->decode && pi_hybrid_is_resident(h),
                mixed = beside_one || (h->grouped && h->grouped < h->n_tok);
     const uint64_t key = (uint64_t)h->logits_at << 48 | (uint64_t)h->n_tok << 32 | (uint64_t)h->n_logits << 8 |
-                         (uint64_t)h->deep << 5 | (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 | (uint64_t)h->decode << 2 |
-                         (uint64_t)h->masked << 1 | (uint64_t)h->skip;
+                         (uint64_t)h->deep << 5 | (uint64_t)h->apart << 4 | (uint64_t)(h->grouped > 0) << 3 |
+                         (uint64_t)h->decode << 2 | (uint64_t)h->masked << 1 | (uint64_t)h->skip;
     const bool may_decode = h->decode || decodes_many(h);
     if (!mixed && !h->logits_at && (h->decode || h->n_tok <= PI_MANY)) return may_decode ? key : 0;
     /* Of more next tokens a plan counts no program of each number: they are among the last ones, too. */
@@ -210,8 +210,8 @@ static void head(const pi_program *p, int32_t begin, int32_t end) {
     if (leaves && h->n_logits == 1) /* perhaps some of its rows */
         p->ops->end(p->dev, logits, y, sizeof *y * (size_t)w.n_rows);
     else if (leaves)
-        p->ops->logits(p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, logits, to->largest,
-                                                   to->n_found});
+        p->ops->logits(
+            p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, logits, to->largest, to->n_found});
 }
 
 void pi_hybrid_program(void *ctx, pi_device *dev) {

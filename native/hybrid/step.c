@@ -543,8 +543,8 @@ static void lend_logits(pi_hybrid *h) {
  * here. */
 static int32_t count_largest(const pi_hybrid *h) {
     const pi_device_state *d = &h->device[h->head_device < 0 ? 0 : h->head_device];
-    const bool may = h->head_device >= 0 && h->n_logits > 1 && h->n_logits == h->s->logits_rows && !pi_changes_logits(h->s->model) &&
-                     pi_hybrid_rows(h, d) != d->logits;
+    const bool may = h->head_device >= 0 && h->n_logits > 1 && h->n_logits == h->s->logits_rows &&
+                     !pi_changes_logits(h->s->model) && pi_hybrid_rows(h, d) != d->logits;
     return may ? h->s->n_largest : 0;
 }
 

@@ -200,10 +200,13 @@ static void check_part_of_tokens(int type, int rows, int cols, int n_tok, int fi
 }
 
 // Gate and up with their activation in one launch, beside the same products by themselves. down: the type of the matrix that
-// hidden values are for. size: of the input, whose hidden values may leave the range of F16.
-static void check_activated(int type, int down, te_activation act, int n, int cols, int n_tok, double size) {
-    AT("gemm %s %d x %d and activation %d for %s, %d tokens, size %g", te_type_get(type)->name, n, cols, (int)act,
-       te_type_get(down)->name, n_tok, size);
+// hidden values are for. size: of the input, whose hidden values may leave the range of F16. uneven: one neuron has far larger
+// values than all others, and tokens are small, usual and large in turn (1); or all are usual, so that in one block they are
+// too large (2); or some so small that in all blocks but one they are too small (3).
+static void check_activated(int type, int down, te_activation act, int n, int cols, int n_tok, double size,
+                            int uneven = 0) {
+    AT("gemm %s %d x %d and activation %d for %s, %d tokens, size %g, uneven %d", te_type_get(type)->name, n, cols,
+       (int)act, te_type_get(down)->name, n_tok, size, uneven);
     halves in = halves_new(n_tok, cols, type), to = halves_new(n_tok, n, down);
     const bool at_once = in.h.matrices && to.h.matrices;
     is_true(at_once || !is_by_groups(type, n_tok) || !is_by_groups(down, n_tok), "not by wgmma");
@@ -213,6 +216,12 @@ static void check_activated(int type, int down, te_activation act, int n, int co
         return;
     }
     floats x(n_tok, cols, (float)size);
+    if (uneven) { // by 1: of the first all are too small, of the second all but the one, of the third the one is too large
+        const float by[3][4] = {{1e-9f, 1e-5f, 1, 1e4f}, {1, 1, 1, 1}, {2e-5f, 0.1f, 2e-5f, 0.1f}};
+        for (size_t i = 0; i < x.v.size(); i++) x.v[i] *= by[uneven - 1][i / x.ld % 4];
+        OK(api->upload(dev, x.p, x.v.data(), x.v.size() * sizeof(float)));
+        finish();
+    }
     te_cuda_halve half = {};
     half.x = x.p;
     half.ldx = x.ld;
@@ -222,7 +231,8 @@ static void check_activated(int type, int down, te_activation act, int n, int co
     OK(api->halve(dev, &half));
     matrix w[2] = {matrix_new(type, n, cols), matrix_new(type, n, cols)}; // up, gate
     const size_t ld = up_to((size_t)n, 4);
-    const std::vector<float> bias = normals((size_t)n);
+    std::vector<float> bias = normals((size_t)n);
+    if (uneven) bias[(size_t)n / 2] = uneven == 3 ? 1e3f : 1e4f;
     float *y[2];
     te_cuda_gemm op = {};
     op.x = in.h;
@@ -256,7 +266,9 @@ static void check_activated(int type, int down, te_activation act, int n, int co
         most[1] = fmax(most[1], fabs((double)gate[i]));
     }
     uint32_t least_fired = 0, most_fired = 0; // floats may be too small to be numbers
-    for (int t = 0; t < n_tok; t++)
+    const std::vector<float> scale = host_of(to.h.scale, (size_t)n_tok);
+    for (int t = 0; t < n_tok; t++) {
+        double largest = 0;
         for (int j = 0; j < n; j++) {
             const size_t i = (size_t)t * ld + (size_t)j;
             const double u = (double)(up[i] + bias[(size_t)j]), g = activation(act, 0, (double)gate[i]), h = g * u;
@@ -264,7 +276,13 @@ static void check_activated(int type, int down, te_activation act, int n, int co
             most_fired += fabs(h) > 1e-46;
             near((long)i, to.at(t, j), h,
                  0x1p-10 * fabs(h) + 0x1p-15 * (fabs(u) * most[1] + fabs(g) * most[0]) + 1e-30);
+            largest = fmax(largest, fabs(h));
         }
+        const double by = (double)scale[(size_t)t]; // half_range.cuh, but for what floats may have rounded
+        if (largest < 32700 && largest > 0x1.01p-8) is_true(by == 1, "scaled though all fit");
+        if ((largest > 32800 || largest < 0x0.ffp-8) && largest > 1e-30 && largest < 1e30)
+            is_true(largest / by > 0x0.ffp13 && largest / by < 0x1.01p14, "not scaled to the range of F16");
+    }
     const std::vector<uint32_t> counts = host_of(a.counts, 3), of = host_of(a.fired, (size_t)n);
     is_true(counts[0] == 7 + 2 * (uint32_t)(n_tok * n) && counts[1] == counts[0], "counts are wrong");
     uint32_t all = 0;
@@ -362,5 +380,9 @@ static void check_gemm_of_few(int type) {
     if (type == TE_Q4_K) check_activated(type, TE_Q6_K, TE_SILU, 1024, 1024, 40, 1);
     for (int n_tok : {10, 48, 55}) check_products_together(type, n_tok);
     check_activated(type, type, TE_RELU, 300, cols, 17, 1);
+    for (int n_tok : {20, 125, 130})
+        if (is_by_groups(type, n_tok)) check_activated(type, type, TE_SILU, 3000, cols, n_tok, 1, 1);
+    for (int uneven : {2, 3})
+        if (is_by_groups(type, 20)) check_activated(type, type, TE_SILU, 3000, cols, 20, 1, uneven);
     check_activated(type, type, TE_SILU, 1000, odd, 64, 1e6);
 }

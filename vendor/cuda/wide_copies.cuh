@@ -56,6 +56,16 @@ __device__ __forceinline__ void ring_copy_rows(uint32_t to, const ring_map *m, i
                  "l"(m), "r"(c), "r"(r), "r"(shared_address(b)), "l"(READ_ONCE)
                  : "memory");
 }
+// cluster_arrive where others read shared memory alone: what goes to the device's memory is not waited for, which takes longer.
+__device__ __forceinline__ void cluster_share() {
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208 // older compilers have no such fence
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;\n"
+                 "barrier.cluster.arrive.relaxed;" ::
+                     : "memory");
+#else
+    cluster_arrive();
+#endif
+}
 // cluster_arrive of threads that have used what they read of others' memory, before these may end. What threads have written
 // to the device's memory need not be seen yet: that takes as long as a barrier.
 __device__ __forceinline__ void cluster_leave() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }

@@ -65,12 +65,15 @@ static group_cut cut_of(const te_cuda *d, const group_args &a, int tiles, int ro
     c.blocks = blocks_of(a, c.each);
     c.across = divide_up(c.each, 4) * 4;
     c.deep = GROUP_WARPS / c.across < GROUP_DEEP ? GROUP_WARPS / c.across : GROUP_DEEP;
-    // As many stages as there are, or find room, and as many for each of `deep`. Of the tokens' values at least so many that
-    // some come while others are multiplied.
-    const int steps = group_steps(tiles), per = steps * c.deep, least = steps == 1 ? 2 * c.deep : 4;
+    // As many stages as there are, or find room, and as many for each of `deep`. Of the tokens' values three for each, of which
+    // two come while one is multiplied, where as many of rows find room beside them, or at least so many that some come.
+    const int steps = group_steps(tiles), per = steps * c.deep;
     const int all = divide_up(divide_up(n, c.splits), c.deep) * c.deep, most = GROUP_STAGES / c.deep * c.deep,
               most_x = GROUP_STAGES / per * per, ahead = GROUP_AHEAD / (c.each * 16 * row_bytes) / c.deep * c.deep;
     auto fits = [&] { return group_smem(tiles, row_bytes, c.each, c.across, c.deep, c.slots, c.stages) <= GROUP_ROOM; };
+    c.slots = 3 * c.deep;
+    c.stages = 3 * per;
+    const int least = fits() ? 3 * per : steps == 1 ? 2 * c.deep : 4;
     c.stages = steps * all < most_x ? steps * all : most_x;
     c.slots = all < most ? all : most;
     if (c.slots > ahead) c.slots = ahead > 2 * c.deep ? ahead : 2 * c.deep;
@@ -158,6 +161,8 @@ te_status multiply_groups(te_cuda *d, const te_cuda_gemm *op) {
             a.groups = divide_up(op->act->n, 8);
         }
         const group_cut c = many ? many_cut_of(d, a, x.tiles, k->row_bytes) : cut_of(d, a, x.tiles, k->row_bytes);
+        if (op->act && c.blocks * c.splits > (int)GROUP_DONE)
+            return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: %d neurons with an activation", (int)op->act->n));
         a.each = c.each;
         a.across = c.across;
         a.deep = c.deep;

@@ -163,24 +163,24 @@ struct group_divide {
     __device__ __forceinline__ int quotient(int e) const { return (int)(((float)e + 0.5f) * by); }
 };
 
-// What blocks write in the end; of `splits` each its share. A thread has two places at a time, whose loads come together.
-template <int MOST>
-__device__ __noinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
-                                         int split) {
+// What blocks write in the end; of `splits` each its share. A thread has some places at a time, whose loads come together: the
+// smallest blocks (four groups, two warps of each) then write what they have of up to 40 * PLACES tokens in one turn.
+__host__ __device__ constexpr int group_places(int tiles) { return tiles > 15 ? 4 : tiles > 10 ? 3 : 2; }
+template <int PLACES, int MOST>
+__device__ __forceinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
+                                            int split) {
     const int quads = 4 * count, from = quads * split / a.splits, n = quads * (split + 1) / a.splits - from,
               all = a.n_tok * n;
     const group_divide by(n);
-    for (int e = threadIdx.x; e < all; e += 2 * blockDim.x) {
-        float f[2][4], before[2][4] = {}, bias[2][4] = {};
-        float *y[2];
-        int there[2];
-        bool relu[2];
+    const wide_product &p = a.product[group_which(a, g0)]; // of all of them
+    for (int e = threadIdx.x; e < all; e += PLACES * blockDim.x) {
+        float f[PLACES][4], before[PLACES][4] = {}, bias[PLACES][4] = {};
+        float *y[PLACES];
+        int there[PLACES];
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < PLACES; j++) {
             const int i = min(e + j * (int)blockDim.x, all - 1), t = by.quotient(i), at = 4 * (from + i - t * n),
-                      group = g0 + at / 16;
-            const wide_product &p = a.product[group_which(a, group)];
-            const int r = 16 * (group - p.first) + at % 16;
+                      r = 16 * (g0 - p.first) + at;
             there[j] = e + j * (int)blockDim.x < all ? min(p.rows - r, 4) : 0;
             const float4 v = sums.at(t, at);
             const float scale = sums.scale[t];
@@ -189,7 +189,6 @@ __device__ __noinline__ void group_write(const group_args &a, const group_sums<M
             f[j][2] = scale * v.z;
             f[j][3] = scale * v.w;
             y[j] = p.y + t * p.ldy + r;
-            relu[j] = p.relu;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 if (p.bias && k < there[j]) bias[j][k] = __ldg(p.bias + r + k);
@@ -197,11 +196,11 @@ __device__ __noinline__ void group_write(const group_args &a, const group_sums<M
             }
         }
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < PLACES; j++) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 f[j][k] += bias[j][k];
-                if (relu[j]) f[j][k] = fmaxf(f[j][k], 0);
+                if (p.relu) f[j][k] = fmaxf(f[j][k], 0);
                 f[j][k] += before[j][k];
             }
             if (there[j] == 4) *(float4 *)y[j] = make_float4(f[j][0], f[j][1], f[j][2], f[j][3]);
@@ -212,13 +211,25 @@ __device__ __noinline__ void group_write(const group_args &a, const group_sums<M
     }
 }
 
-// The same of a feed-forward's gate and up: hidden values as floats, to act.up, and in F16. The block that is last looks
-// whether a token's leave the range of F16, and makes those anew. TOK: tokens that there is room for.
+// Counts a block that is done, and, above GROUP_DONE (blocks, at most), one of those that are odd. What it wrote before is
+// seen by who counts later. How many there are.
+constexpr uint32_t GROUP_DONE = 0xffff;
+__device__ __forceinline__ uint32_t group_count(uint32_t *counter, bool odd) {
+    const uint32_t one = 1 + odd * (GROUP_DONE + 1);
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(one) : "memory");
+    return old + one;
+}
+
+// The same of a feed-forward's gate and up: hidden values as floats, to act.up, and in F16. Nearly always each token's largest
+// is in the range of F16. A block in which one's is not is odd; only such blocks say how large they are. (One without work is
+// odd, too: its largest are 0.) The block that is last makes the values of tokens that leave the range anew. Where none is odd
+// nobody has said anything, and all fit. TOK: tokens that there is room for.
 template <int TOK>
-__device__ __noinline__ void group_activate(const group_args &a, const group_sums<> &sums, int g0, int count,
-                                            int split) {
+__device__ __forceinline__ void group_activate(const group_args &a, const group_sums<> &sums, int g0, int count,
+                                               int split) {
     const te_cuda_act &c = a.act;
-    __shared__ uint32_t most[TOK], seen[2], is_last;
+    __shared__ uint32_t most[TOK], seen[2], done;
     if (threadIdx.x < 2) seen[threadIdx.x] = 0;
     for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) most[t] = 0;
     __syncthreads();
@@ -226,18 +237,31 @@ __device__ __noinline__ void group_activate(const group_args &a, const group_sum
     const group_divide by(n);
     uint32_t asked = 0, fired = 0;
     float *values = const_cast<float *>(c.up);
-    for (int e = threadIdx.x; e < a.n_tok * n; e += blockDim.x) {
-        const int t = by.quotient(e), quad = from + e - t * n, at = quad / 2 * 16 + quad % 2 * 4, j = 8 * g0 + 4 * quad;
+    // Of a tile of eight tokens lanes beside each other have the same quad: what they write is in one line.
+    for (int e = threadIdx.x; e < (a.n_tok + 7) / 8 * 8 * n; e += blockDim.x) {
+        const int tile = by.quotient(e / 8), t = 8 * tile + e % 8, quad = from + e / 8 - tile * n,
+                  at = quad / 2 * 16 + quad % 2 * 4, j = 8 * g0 + 4 * quad;
+        if (t >= a.n_tok) continue;
         if (j >= c.n) continue;
         const float4 gate = sums.at(t, at), up = sums.at(t, at + 8);
-        const float scale = sums.scale[t], u[4] = {up.x, up.y, up.z, up.w};
+        const float scale = sums.scale[t];
         const float g[4] = {scale * gate.x, scale * gate.y, scale * gate.z, scale * gate.w};
-        float h[4], largest = 0;
+        float u[4] = {up.x, up.y, up.z, up.w}, h[4], largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float bias = j + i < c.n && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
+            u[i] = fmaf(scale, u[i], bias);
+        }
+        if (c.act == TE_SILU) { // most models': asked once, and not for each value what it is
+#pragma unroll
+            for (int i = 0; i < 4; i++) h[i] = gated_value(TE_SILU, activate(TE_SILU, 0, g[i]), u[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), u[i]);
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const bool there = j + i < c.n;
-            const float bias = there && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
-            h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), fmaf(scale, u[i], bias));
             if (!there) h[i] = 0;
             asked += there;
             fired += h[i] != 0;
@@ -246,18 +270,7 @@ __device__ __noinline__ void group_activate(const group_args &a, const group_sum
         }
         *(float4 *)(values + t * c.ld_up + j) = make_float4(h[0], h[1], h[2], h[3]);
         wide_put(c.to, t, j, make_uint2(half2_of(h[0], h[1]), half2_of(h[2], h[3])));
-        const uint32_t bits = __float_as_uint(largest);
-#if __CUDA_ARCH__ >= 800 // of those whose token is the first lane's, one does it: a warp has one or two tokens' mostly
-        const unsigned here = __activemask(), first = (unsigned)__ffs((int)here) - 1;
-        const int t0 = __shfl_sync(here, t, (int)first);
-        const uint32_t of_first = __reduce_max_sync(here, t == t0 ? bits : 0);
-        if (t != t0)
-            atomicMax(most + t, bits);
-        else if (threadIdx.x % 32 == first)
-            atomicMax(most + t, of_first);
-#else
-        atomicMax(most + t, bits);
-#endif
+        atomicMax(most + t, __float_as_uint(largest));
     }
     const int end = (c.n + 3) / 4 * 4, behind = ((int)c.to.ld - end) / 4;
     if (g0 + count == a.groups && split == 0)
@@ -272,20 +285,26 @@ __device__ __noinline__ void group_activate(const group_args &a, const group_sum
         }
     }
     __syncthreads();
+    int odd = 0;
+    for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) odd |= !half_fits(__uint_as_float(most[t]));
+    odd = __syncthreads_or(odd);
     // What is counted orders all that the block has written: no fence of every thread.
     if (threadIdx.x < 32) {
-        for (int t = threadIdx.x; t < a.n_tok; t += 32) atomicMax(a.counter + 1 + t, most[t]);
+        for (int t = threadIdx.x; odd && t < a.n_tok; t += 32) atomicMax(a.counter + 1 + t, most[t]);
         __syncwarp();
-        if (threadIdx.x == 0) is_last = count_block(a.counter, gridDim.x - 1) == gridDim.x - 1;
+        if (threadIdx.x == 0) done = group_count(a.counter, odd);
     } else if (c.counts && threadIdx.x < 35) {
         atomicAdd(c.counts + threadIdx.x - 32, seen[(threadIdx.x - 32) / 2]);
     }
     __syncthreads();
-    if (!is_last) return;
+    if ((done & GROUP_DONE) != gridDim.x) return;
+    const uint32_t n_odd = done / (GROUP_DONE + 1);
+    if (threadIdx.x == 0) a.counter[0] = 0;
     int out = 0; // whether a token's are out of range
     for (int t = threadIdx.x; t < a.n_tok; t += blockDim.x) {
-        const float largest = __uint_as_float(atomicExch(a.counter + 1 + t, 0u));
-        const int e = half_exponent(largest);
+        const float largest = n_odd ? __uint_as_float(atomicExch(a.counter + 1 + t, 0u)) : 0;
+        // Where it is small, and not all blocks said so, another one has a larger one that fits.
+        const int e = n_odd == gridDim.x || largest > HALF_MOST ? half_exponent(largest) : 0;
         c.to.scale[t] = ldexpf(1, e);
         most[t] = (uint32_t)e;
         out |= e;
@@ -450,7 +469,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
                     sum[t][i];
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();
@@ -458,7 +477,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
     if (a.activates)
         group_activate<group_room(TILES)>(a, sums, g0, count, split);
     else
-        group_write(a, sums, g0, count, split);
+        group_write<group_places(TILES)>(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums
         cluster_leave();
         cluster_wait();

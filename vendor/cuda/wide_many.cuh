@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(many_threads(GROUP_WARPS), 1)
         many_meet(workers);
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(many_threads(GROUP_WARPS), 1)
     if (a.activates)
         group_activate<MANY_TOK>(a, sums, g0, count, split);
     else
-        group_write(a, sums, g0, count, split);
+        group_write<group_places(TILES)>(a, sums, g0, count, split);
     if (a.splits * args.shares > 1) { // the other reads this block's sums, or arrives at its barriers
         cluster_leave();
         cluster_wait();

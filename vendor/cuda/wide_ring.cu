@@ -38,16 +38,22 @@ te_status map_box(te_cuda *d, const void *at, int type, int cols, int rows, size
     return refuse(d, te_fail(TE_DEVICE, "gemm: the driver has no map of %d x %d (error %d)", rows, cols, e));
 }
 
-#define RING_FUNCTIONS(transposed)                                                                                     \
-    {                                                                                                                  \
-        ring_kernel<2, transposed>,  ring_kernel<3, transposed>,  ring_kernel<4, transposed>,                          \
-        ring_kernel<5, transposed>,  ring_kernel<6, transposed>,  ring_kernel<7, transposed>,                          \
-        ring_kernel<8, transposed>,  ring_kernel<9, transposed>,  ring_kernel<10, transposed>,                         \
-        ring_kernel<11, transposed>, ring_kernel<12, transposed>, ring_kernel<13, transposed>,                         \
-        ring_kernel<14, transposed>, ring_kernel<15, transposed>, ring_kernel<16, transposed>,                         \
-        ring_kernel<17, transposed>, ring_kernel<18, transposed>, ring_kernel<20, transposed>,                         \
-        ring_kernel<22, transposed>, ring_kernel<24, transposed>}
-static void (*const kernels[2][RING_KERNELS])(ring_args) = {RING_FUNCTIONS(false), RING_FUNCTIONS(true)};
+#define RING_KERNEL(tiles, cols) {ring_kernel<tiles, false, cols>, ring_kernel<tiles, true, cols>}
+// Of the first numbers of tiles in ring_tiles; each pair's other one of transposed products.
+static void (*const wide_kernels[GROUP_KERNELS][2])(ring_args) = {
+    RING_KERNEL(2, RING_WIDE),  RING_KERNEL(3, RING_WIDE),  RING_KERNEL(4, RING_WIDE),  RING_KERNEL(5, RING_WIDE),
+    RING_KERNEL(6, RING_WIDE),  RING_KERNEL(7, RING_WIDE),  RING_KERNEL(8, RING_WIDE),  RING_KERNEL(9, RING_WIDE),
+    RING_KERNEL(10, RING_WIDE), RING_KERNEL(11, RING_WIDE), RING_KERNEL(12, RING_WIDE), RING_KERNEL(13, RING_WIDE),
+    RING_KERNEL(14, RING_WIDE), RING_KERNEL(15, RING_WIDE), RING_KERNEL(16, RING_WIDE)};
+// Of the last ones, of more than RING_WIDE_TILES.
+static void (*const narrow_kernels[][2])(ring_args) = {
+    RING_KERNEL(13, RING_TILE), RING_KERNEL(14, RING_TILE), RING_KERNEL(15, RING_TILE),
+    RING_KERNEL(16, RING_TILE), RING_KERNEL(17, RING_TILE), RING_KERNEL(18, RING_TILE),
+    RING_KERNEL(20, RING_TILE), RING_KERNEL(22, RING_TILE), RING_KERNEL(24, RING_TILE)};
+constexpr int RING_NARROW = sizeof narrow_kernels / sizeof *narrow_kernels;
+static_assert(ring_tiles[RING_KERNELS - RING_NARROW] == RING_WIDE_TILES + 1 &&
+                  ring_tiles[GROUP_KERNELS - 1] == GROUP_TOK / 8,
+              "a kernel of each number of tiles");
 static int ring_kernel_for(int n_tok) {
     int i = 0;
     while (i < RING_KERNELS && 8 * ring_tiles[i] < n_tok) i++;
@@ -55,13 +61,13 @@ static int ring_kernel_for(int n_tok) {
 }
 
 struct ring_cut {
-    int rows, splits, stages;
+    int rows, splits, stages, cols;
 };
 static size_t ring_smem(int tiles, const ring_cut &c) {
-    const size_t x = (size_t)(c.stages * ring_x(tiles)),
+    const size_t x = (size_t)(c.stages * ring_x(tiles, c.cols)),
                  // the last group multiplies 64 rows, whatever is there
         over = (size_t)(divide_up(c.rows, 64) * 64 - c.rows) * 2 * RING_TILE,
-                 ring = (size_t)(c.stages * c.rows) * 2 * (size_t)ring_cols(tiles) + (x > over ? x : over),
+                 ring = (size_t)(c.stages * c.rows) * 2 * (size_t)c.cols + (x > over ? x : over),
                  part = sizeof(float) * (size_t)(8 * tiles * (c.rows + 4));
     return 2 * RING_BEGIN + (ring > part ? ring : part);
 }
@@ -75,7 +81,8 @@ int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
     const bool has =
         d->info.major == 9 && type == TE_F16 && n_tok > TE_CUDA_MAX_TOK && n_tok <= RING_TOK && map_encoder();
     const int tiles = has ? ring_tiles[ring_kernel_for(n_tok)] : 0;
-    return has && ring_smem(tiles, {RING_ROWS, 1, RING_LEAST_STAGES}) <= ring_bytes(d, tiles) ? tiles : 0;
+    const ring_cut least = {RING_ROWS, 1, RING_LEAST_STAGES, tiles > RING_WIDE_TILES ? RING_TILE : RING_WIDE};
+    return has && ring_smem(tiles, least) <= ring_bytes(d, tiles) ? tiles : 0;
 #else
     (void)d;
     (void)type;
@@ -84,10 +91,14 @@ int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok) {
 #endif
 }
 
-static int stages_of(const te_cuda *d, int tiles, ring_cut c) {
-    c.stages = RING_STAGES;
-    while (c.stages > RING_LEAST_STAGES && ring_smem(tiles, c) > ring_bytes(d, tiles)) c.stages--;
-    return c.stages;
+// As many stages as find room. Of more tokens they are narrow where wide ones would be the fewest: gate and up, whose blocks
+// have many rows, take less so.
+static void choose_stages(const te_cuda *d, int tiles, ring_cut *c) {
+    for (c->cols = 8 * tiles > GROUP_TOK ? RING_TILE : RING_WIDE;; c->cols = RING_TILE) {
+        c->stages = RING_STAGES;
+        while (c->stages > RING_LEAST_STAGES && ring_smem(tiles, *c) > ring_bytes(d, tiles)) c->stages--;
+        if (tiles <= RING_WIDE_TILES || c->stages > RING_LEAST_STAGES || c->cols == RING_TILE) return;
+    }
 }
 
 // A block for each multiprocessor, or two that split its columns: where there are few rows, or, of long rows, some.
@@ -97,7 +108,7 @@ static ring_cut cut_of(const te_cuda *d, int64_t n_rows, int cols, int tiles) {
     c.splits = sm > 1 && ((n_rows <= 8 * sm && stages > 1) || (n_rows <= 40 * sm && stages > 48)) ? 2 : 1;
     const int64_t slots = sm / c.splits, turns = divide_up(n_rows, slots * RING_ROWS);
     c.rows = divide_up(divide_up(n_rows, slots * turns), 16) * 16;
-    c.stages = stages_of(d, tiles, c);
+    choose_stages(d, tiles, &c);
     return c;
 }
 
@@ -118,7 +129,7 @@ static ring_cut transposed_cut(const te_cuda *d, int64_t n_rows, int cols, int t
             c.rows = 64 * groups;
             c.splits = splits;
         }
-    c.stages = stages_of(d, tiles, c);
+    choose_stages(d, tiles, &c);
     return c;
 }
 
@@ -151,7 +162,7 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
         if (p->mark) return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: marks of a few tokens' products"));
         const int rows = across ? p->w.cols : p->w.n_rows;
         TE_CUDA_TRY(map_box(d, p->w.w, MAP_F16, p->w.cols, p->w.n_rows, p->w.stride, RING_TILE,
-                            across ? ring_cols(x.tiles) : c.rows / 2, args.map + i));
+                            across ? c.cols : c.rows / 2, args.map + i));
         a.product[a.n_products++] = {(const uint8_t *)p->w.w,
                                      p->w.stride,
                                      p->bias,
@@ -170,8 +181,12 @@ te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op) {
         a.counter = op->counter;
         a.groups = divide_up(op->act->n, 8);
     }
-    return launch_clusters(d, "gemm", kernels[across][ring_kernel_for(op->n_tok)],
-                           dim3((unsigned)(divide_up(a.groups, c.rows / 16) * c.splits)), (unsigned)c.splits,
+    const int blocks = divide_up(a.groups, c.rows / 16) * c.splits;
+    if (op->act && blocks > (int)GROUP_DONE)
+        return refuse(d, te_fail(TE_UNSUPPORTED, "gemm: %d neurons with an activation", (int)op->act->n));
+    const int at = ring_kernel_for(op->n_tok);
+    auto *kernel = c.cols == RING_WIDE ? wide_kernels[at] : narrow_kernels[at - (RING_KERNELS - RING_NARROW)];
+    return launch_clusters(d, "gemm", kernel[across], dim3((unsigned)blocks), (unsigned)c.splits,
                            128 * divide_up(c.rows, 64) + 32, ring_smem(x.tiles, c), args);
 }
 

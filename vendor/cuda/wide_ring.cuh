@@ -19,8 +19,9 @@ namespace te {
 
 constexpr int RING_TILE = 64;                          // columns of a tile, 128 bytes of each row
 constexpr int RING_STAGES = 16, RING_LEAST_STAGES = 3; // in shared memory
-constexpr int RING_WIDE_TILES = 12;
-constexpr int RING_TOK = 192; // tokens, at most
+constexpr int RING_WIDE = 2 * RING_TILE; // of a stage; a tile's where too few stages of all tokens' values find room
+constexpr int RING_WIDE_TILES = 12;      // with which three do
+constexpr int RING_TOK = 192;            // tokens, at most
 // Tiles of eight tokens that there are kernels of: of more tokens not each number.
 constexpr int RING_KERNELS = 20;
 constexpr int ring_tiles[RING_KERNELS] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 24};
@@ -29,9 +30,7 @@ __host__ __device__ constexpr int ring_room(int tiles) { return 8 * tiles <= GRO
 constexpr int RING_GROUPS = 3, RING_ROWS = 64 * RING_GROUPS;
 constexpr int RING_THREADS = 128 * RING_GROUPS + 32;
 constexpr int RING_BEGIN = 1024; // tiles begin at multiples of this; as much is in front of them, for barriers
-// Columns of a stage: half as many where three stages of all tokens' values find no room.
-__host__ __device__ constexpr int ring_cols(int tiles) { return RING_TILE * (tiles > RING_WIDE_TILES ? 1 : 2); }
-__host__ __device__ constexpr int ring_x(int tiles) { return tiles * ring_cols(tiles) * 16; } // their bytes of a stage
+__host__ __device__ constexpr int ring_x(int tiles, int cols) { return tiles * cols * 16; } // tokens' bytes of a stage
 
 struct ring_args {
     ring_map map[TE_MAX_PRODUCTS];
@@ -83,11 +82,11 @@ __device__ __forceinline__ uint64_t ring_descriptor(uint32_t address) {
 }
 #endif
 
-// TILES: of eight tokens.
-template <int TILES, bool TRANSPOSED>
+// TILES: of eight tokens. COLS: of a stage.
+template <int TILES, bool TRANSPOSED, int COLS>
 __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_constant__ ring_args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int COLS = ring_cols(TILES), W_TILES = COLS / RING_TILE, X_BYTES = ring_x(TILES);
+    constexpr int W_TILES = COLS / RING_TILE, X_BYTES = ring_x(TILES, COLS);
     // A group's first tile, and from 16 columns to the next of a transposed one.
     constexpr int GROUP_BYTES = 128 * (TRANSPOSED ? COLS : 64), NEXT_BYTES = 16 * 128;
     const group_args &a = args.of;
@@ -194,7 +193,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
         }
     }
     if (a.splits > 1) {
-        cluster_arrive();
+        cluster_share();
         cluster_wait();
     } else {
         __syncthreads();
@@ -203,7 +202,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1) ring_kernel(const __grid_cons
     if (a.activates)
         group_activate<ring_room(TILES)>(a, sums, g0, count, split);
     else
-        group_write(a, sums, g0, count, split);
+        group_write<group_places(TILES)>(a, sums, g0, count, split);
     if (a.splits > 1) { // others read this block's sums
         cluster_leave();
         cluster_wait();
