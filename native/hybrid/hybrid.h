@@ -255,10 +255,16 @@ pi_status pi_hybrid_part_launch(pi_hybrid *h);
 void pi_hybrid_part_went(pi_hybrid *h, pi_status st);
 pi_status pi_hybrid_part_rest(pi_hybrid *h);
 void pi_hybrid_part_forget(pi_hybrid *h);
+/* step.c. Errors: DEVICE: the devices are of the process that this one was forked from. */
+pi_status pi_hybrid_check_process(const pi_hybrid *h);
 /* step.c: what a run of s->chunk is, but for its inputs. */
 void pi_hybrid_set_run(pi_hybrid *h);
 /* step.c: s->chunk, whose tokens are all of one kind, the n_logits last of them wanting logits. */
 pi_status pi_hybrid_run(pi_hybrid *h);
+/* logits.c. In front of a run: where its logits will be; whether they stay where the device leaves them. Behind it: they are
+ * the session's. */
+bool pi_hybrid_place_logits(pi_hybrid *h);
+void pi_hybrid_give_logits(pi_hybrid *h, bool stays);
 /* Brings the rows of the last feed's logits, if only their largest were brought. Errors: DEVICE. */
 pi_status pi_hybrid_bring_rows(pi_hybrid *h);
 /* Where the head's logits are made. Single values are slow to leave a device: it has room for them, if they are not too many,

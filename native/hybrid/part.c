@@ -27,13 +27,8 @@ int32_t pi_hybrid_most_part(const pi_hybrid *h) {
     return n > h->max_decode ? n : 0;
 }
 
-static pi_status check_process(const pi_hybrid *h) {
-    if (h->process_id == te_os_process_id()) return PI_OK;
-    return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
-}
-
 pi_status pi_hybrid_part_begin(pi_hybrid *h) {
-    PI_TRY(check_process(h));
+    PI_TRY(pi_hybrid_check_process(h));
     if (!h->part) h->part = calloc(1, sizeof *h->part);
     if (!h->part) return PI_FAIL(PI_ERROR_MEMORY, "out of memory for a prompt's part");
     PI_TRY(pi_hybrid_kv_status(h));
@@ -95,7 +90,7 @@ void pi_hybrid_part_went(pi_hybrid *h, pi_status st) {
 
 pi_status pi_hybrid_part_rest(pi_hybrid *h) {
     pi_device *dev = h->device[0].dev;
-    PI_TRY(check_process(h));
+    PI_TRY(pi_hybrid_check_process(h));
     PI_TRY(pi_hybrid_bring_rows(h)); /* they are in the layers' work space */
     pi_hybrid_part_ask(h, h->s->model->info.n_layer);
     pi_status st = pi_hybrid_part_launch(h);

@@ -473,93 +473,6 @@ static pi_status run(pi_hybrid *h) {
     return PI_FAIL(st, "%s", problem);
 }
 
-static void logits_step(void *ctx, te_team *team) { pi_step_logits(ctx, team); }
-
-/* ---- logits ---- */
-
-enum { MOST_ROWS = 1 << 15 }; /* in a program's key */
-
-/* Of a feed's rows the device left n, the first of which is `row`: to the session's own. */
-typedef struct left_rows {
-    const pi_hybrid *h;
-    size_t row, n;
-} left_rows;
-static void take_rows(te_team *team, float *to, const float *from, size_t n) {
-    int64_t lo, hi;
-    te_share(team, (int64_t)n, 16, &lo, &hi);
-    memcpy(to + lo, from + lo, sizeof *to * (size_t)(hi - lo));
-}
-static void take_logits(void *ctx, te_team *team) {
-    const left_rows *rows = ctx;
-    pi_session *s = rows->h->s;
-    const pi_device_state *d = &rows->h->device[rows->h->head_device];
-    const size_t n_vocab = (size_t)s->model->info.n_vocab, n_embd = (size_t)s->model->info.n_embd;
-    take_rows(team, s->own_logits + rows->row * n_vocab, d->logits, rows->n * n_vocab);
-    take_rows(team, s->own_hidden + rows->row * n_embd, d->hidden, rows->n * n_embd);
-}
-static void take(pi_hybrid *h, int32_t row, int32_t n) {
-    left_rows rows = {h, (size_t)row, (size_t)n};
-    te_pool_run(n > 2 ? h->few : h->caller, take_logits, &rows);
-    h->s->logits = h->s->own_logits;
-    h->s->hidden = h->s->own_hidden;
-}
-
-/* Whether each token of the run is the next one of another sequence. */
-static bool is_decoding(const pi_hybrid *h) {
-    const pi_chunk *c = &h->s->chunk;
-    bool apart = h->n_logits == h->n_tok;
-    for (int32_t t = 1; t < h->n_tok && apart; t++)
-        for (int32_t k = 0; k < t; k++) apart &= c->seq[k] != c->seq[t];
-    return apart;
-}
-
-/* Rows are looked at where the device left them, until the next feed: where the run has all of the feed, or stands behind
- * others of a step of more sequences than a program takes. (Where rows begin is part of a recorded program, so that other
- * feeds of several runs have no rows that stay.) Returns whether the run's may; those of the feed that are there are taken if
- * not. A run that failed ends its feed, and the next one's first row is 0. */
-static bool place_logits(pi_hybrid *h) {
-    const pi_session *s = h->s;
-    h->logits_at = 0;
-    if (h->head_device < 0 || !h->n_logits) return false;
-    const int32_t row = s->chunk.logits_row[h->n_tok - h->n_logits];
-    if (row == 0) h->n_lent = 0;
-    const bool stays = row == h->n_lent && s->logits_rows <= h->max_logits && row < MOST_ROWS &&
-                       (h->n_logits == s->logits_rows || (h->splits && pi_hybrid_is_resident(h) && is_decoding(h)));
-    if (stays)
-        h->logits_at = row;
-    else if (h->n_lent)
-        take(h, 0, h->n_lent);
-    h->n_lent = stays ? row + h->n_logits : 0;
-    return stays;
-}
-static void lend_logits(pi_hybrid *h) {
-    const pi_device_state *d = &h->device[h->head_device];
-    h->s->logits = d->logits;
-    h->s->hidden = d->hidden;
-    h->s->largest = h->n_largest ? d->largest : NULL;
-    h->s->n_found = d->n_found;
-}
-/* How many of each row's largest logits are brought instead of the rows: no more are asked for, and nothing is done to them
- * here. */
-static int32_t count_largest(const pi_hybrid *h) {
-    const pi_device_state *d = &h->device[h->head_device < 0 ? 0 : h->head_device];
-    const bool may = h->head_device >= 0 && h->n_logits > 1 && h->n_logits == h->s->logits_rows &&
-                     !pi_changes_logits(h->s->model) && pi_hybrid_rows(h, d) != d->logits;
-    return may ? h->s->n_largest : 0;
-}
-
-pi_status pi_hybrid_bring_rows(pi_hybrid *h) {
-    if (!h->s->largest) return PI_OK;
-    const pi_device_state *d = &h->device[h->head_device];
-    const size_t n = (size_t)h->s->logits_rows * (size_t)h->s->model->info.n_vocab;
-    if (h->process_id != te_os_process_id())
-        return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
-    const pi_status st = d->dev->ops->download(d->dev, d->logits, d->rows, sizeof *d->rows * n);
-    if (st != PI_OK) return PI_FAIL(st, "%s", d->dev->ops->error());
-    h->s->largest = NULL;
-    return PI_OK;
-}
-
 /* Whether each block of the last layer that a device computes can do without the first tokens' output. */
 static bool leaves_out(const pi_hybrid *h) {
     const int32_t l = h->s->model->info.n_layer - 1;
@@ -586,27 +499,24 @@ void pi_hybrid_set_run(pi_hybrid *h) {
     h->n_unwanted = count_unwanted(h);
 }
 
+pi_status pi_hybrid_check_process(const pi_hybrid *h) {
+    if (h->process_id == te_os_process_id()) return PI_OK;
+    return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
+}
+
 pi_status pi_hybrid_run(pi_hybrid *h) {
     pi_session *s = h->s;
     const pi_model_info *info = &s->model->info;
-    if (h->process_id != te_os_process_id())
-        return PI_FAIL(PI_ERROR_DEVICE, "a session with layers on a device cannot be used in a forked process");
+    PI_TRY(pi_hybrid_check_process(h));
     PI_TRY(pi_hybrid_kv_status(h));
     pi_hybrid_set_run(h);
-    h->n_largest = count_largest(h);
     PI_TRY(pi_cache_settle(h));
-    const bool stays = place_logits(h);
+    const bool stays = pi_hybrid_place_logits(h);
     h->number += pi_numbers(info->n_layer);
     PI_TRY(run(h));
     for (int32_t l = 0; l < info->n_layer; l++)
         if (h->layer[l].device >= 0) record(h, l);
     pi_cache_follow(h, h->n_tok, te_os_now_ns() - h->began_ns);
-    if (h->head_device >= 0 && h->n_logits) {
-        if (stays)
-            lend_logits(h);
-        else
-            take(h, s->chunk.logits_row[h->n_tok - h->n_logits], h->n_logits);
-        if (pi_changes_logits(s->model)) te_pool_run(s->pool, logits_step, s);
-    }
+    if (h->head_device >= 0 && h->n_logits) pi_hybrid_give_logits(h, stays);
     return PI_OK;
 }

@@ -27,6 +27,7 @@ from .arrays import Ids
 from .batch import Joined, Part, coming, joined, parts_of
 from .context_shift import ContextShift
 from .one_call import OneCall
+from .one_step import OneStep
 from .pace import Pace
 from .prefix_cache import PrefixCache, Sequence, blocks
 from .request import Reason, Request, Stream, check_prompt
@@ -87,7 +88,7 @@ class Engine(OneCall):
         session.interrupt.is_over = lambda: queue.is_over
         self._running = self.queue.running
         self._chosen: list[Given] = []  # not given yet
-        self._is_stepping = False
+        self._one_step = OneStep()
         self._n_guesses = self._n_guesses_given = n_guesses
         self.n_feeds = 0
         """Batches computed so far; the last one's logits are what the session has."""
@@ -139,20 +140,8 @@ class Engine(OneCall):
 
     def step(self) -> None:
         """One feed, and a choice for each generation whose tokens are all computed."""
-        self._check_between()
-        try:
-            self._is_stepping = True
+        with self._one_step:
             self._step()
-        finally:
-            self._is_stepping = False
-
-    def _check_between(self) -> None:
-        """Raises ArgumentError within a step, which would not find what it left."""
-        if self._is_stepping:
-            raise ArgumentError(
-                "a hook (logits_processor, stopping_criteria, prompt_progress, a signal handler) cannot have "
-                "the model compute that it is a hook of"
-            )
 
     def _step(self) -> None:
         if not self._running:
@@ -178,7 +167,7 @@ class Engine(OneCall):
     def advance(self, request: Request) -> None:
         """Steps until a stepwise request has one more token, or is over, and raises what ended it. What
         others did with the session meanwhile is computed again."""
-        self._check_between()
+        self._one_step.check()
         stream = request.stream
         try:
             sequence = request.sequence
@@ -213,7 +202,7 @@ class Engine(OneCall):
     def suspend(self) -> None:
         """Those under way give their sequences back, which go on holding what they hold, and are no longer
         computed until they are added again."""
-        self._check_between()
+        self._one_step.check()
         self._end_part()
         for sequence in self.cache.all:
             self.cache.agree(sequence)
@@ -227,7 +216,7 @@ class Engine(OneCall):
     def append(self, request: Request, tokens: list[int]) -> None:
         """Between two steps: these follow what was chosen for a stepwise request, which goes on behind them.
         Raises ContextError if they do not fit."""
-        self._check_between()
+        self._one_step.check()
         self._end_part()
         n, held = len(tokens), request.n - 1
         is_full = request.n + n > request.ids.size
@@ -300,8 +289,7 @@ class Engine(OneCall):
         session.call = self.session.call
         session.interrupt.is_over = self.session.interrupt.is_over
         self.session = self.cache.session = session
-        info = session.info
-        self._pace.n_mixed, self._n_part = info.n_mixed, info.n_part
+        self._pace.n_mixed, self._n_part = session.info.n_mixed, session.info.n_part
         self._ended_at = None
         self._sees_each = True
         self._n_guesses = self._n_guesses_given  # another placement rounds otherwise: they are measured again

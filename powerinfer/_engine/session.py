@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError, ClosedError, DeviceError
-from ..models.statistics import Counts
 from . import _native, checks
 from .arrays import as_int32
 from .interrupt import Interrupt
@@ -28,12 +27,11 @@ from .model import Model
 from .read_probe import ReadProbe
 from .sampling import Sampler
 from .session_open import open_native
-from .session_report import counted_tokens, layer_experts, layer_steps, neuron_counts, step_total, timeline
+from .session_report import SessionReports
 from .types import (
     KV_TYPE,
     SPARSITY,
     Activation,
-    LayerExperts,
     LayerStep,
     ModelInfo,
     Predictor,
@@ -65,7 +63,7 @@ __all__ = [
 ]
 
 
-class Session:
+class Session(SessionReports):
     """Sequences of one model and the threads that compute them. Calls from several threads take turns."""
 
     def __init__(
@@ -563,54 +561,10 @@ class Session:
                     if self._handle is not None:
                         lib.pi_session_set_tap(self._handle, layer, ffi.NULL)
 
-    @property
-    def last_step(self) -> list[LayerStep]:
-        """What the last chunk of the last feed did, layer by layer."""
-        with self._lock:
-            return layer_steps(self.handle, self.model.info.n_layer)
-
-    def experts(self) -> list[LayerExperts]:
-        """Where a mixture's experts are, layer by layer, how often they were used and found on the device
-        since the session was opened. Raises ArgumentError (a model without experts)."""
-        with self._lock:
-            return layer_experts(self.handle, self.model.info)
-
-    def counted_tokens(self) -> int:
-        """Over how many tokens neurons were counted since the session was opened or reset. Raises
-        ArgumentError (a session that was opened without count_neurons), DeviceError."""
-        with self._lock:
-            return counted_tokens(self.handle, self.model.info)
-
-    def neuron_counts(self, *, reset: bool = False) -> Counts:
-        """How often each neuron fired, and over how many tokens, since the session was opened or reset.
-
-        reset: count anew from here on. In predicted mode neurons that the mask left out did not fire. Raises
-        ArgumentError (a session that was opened without count_neurons, or was fed nothing since),
-        DeviceError.
-        """
-        with self._lock:
-            counts = neuron_counts(self.handle, self.model.info)
-            if reset:
-                _native.check(_native.lib.pi_session_reset_counts(self.handle))
-            return counts
-
-    @property
-    def last_total(self) -> StepTotal:
-        """Bytes that the last feed read in all, and its time."""
-        with self._lock:
-            return step_total(self.handle)
-
     def read_probe(self, slice_bytes: int, n_slices: int) -> ReadProbe:
         """Memory to measure the read rate of this session's threads with, between feeds. Raises
         ArgumentError, OutOfMemoryError."""
         return ReadProbe(lambda: self.handle, self._lock, slice_bytes, n_slices)
-
-    @property
-    def last_timeline(self) -> list[dict[str, float]]:
-        """When each side of each layer had done what (types.MOMENTS) in the last chunk, in microseconds since
-        it began; others are left out. Raises ArgumentError if the session has no `timeline` or no devices."""
-        with self._lock:
-            return timeline(self.handle, self.model.info.n_layer)
 
     def close(self) -> None:
         """Frees the session; later calls raise ClosedError."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..models.statistics import Counts, Unit
 from . import _native
+from .model import Model
 from .types import MOMENTS, LayerExperts, LayerStep, ModelInfo, StepTotal
 
 
@@ -104,3 +107,59 @@ def neuron_counts(handle: Any, info: ModelInfo) -> Counts:
         raise ArgumentError("no tokens were counted yet")
     unit: Unit = "experts" if info.n_expert else "neurons"
     return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0], unit=unit)
+
+
+class SessionReports(ABC):
+    """A session's methods that tell what it did."""
+
+    model: Model
+    _lock: AbstractContextManager[Any]
+
+    @property
+    @abstractmethod
+    def handle(self) -> Any:
+        """The native session."""
+
+    @property
+    def last_step(self) -> list[LayerStep]:
+        """What the last chunk of the last feed did, layer by layer."""
+        with self._lock:
+            return layer_steps(self.handle, self.model.info.n_layer)
+
+    def experts(self) -> list[LayerExperts]:
+        """Where a mixture's experts are, layer by layer, how often they were used and found on the device
+        since the session was opened. Raises ArgumentError (a model without experts)."""
+        with self._lock:
+            return layer_experts(self.handle, self.model.info)
+
+    def counted_tokens(self) -> int:
+        """Over how many tokens neurons were counted since the session was opened or reset. Raises
+        ArgumentError (a session that was opened without count_neurons), DeviceError."""
+        with self._lock:
+            return counted_tokens(self.handle, self.model.info)
+
+    def neuron_counts(self, *, reset: bool = False) -> Counts:
+        """How often each neuron fired, and over how many tokens, since the session was opened or reset.
+
+        reset: count anew from here on. In predicted mode neurons that the mask left out did not fire. Raises
+        ArgumentError (a session that was opened without count_neurons, or was fed nothing since),
+        DeviceError.
+        """
+        with self._lock:
+            counts = neuron_counts(self.handle, self.model.info)
+            if reset:
+                _native.check(_native.lib.pi_session_reset_counts(self.handle))
+            return counts
+
+    @property
+    def last_total(self) -> StepTotal:
+        """Bytes that the last feed read in all, and its time."""
+        with self._lock:
+            return step_total(self.handle)
+
+    @property
+    def last_timeline(self) -> list[dict[str, float]]:
+        """When each side of each layer had done what (types.MOMENTS) in the last chunk, in microseconds since
+        it began; others are left out. Raises ArgumentError if the session has no `timeline` or no devices."""
+        with self._lock:
+            return timeline(self.handle, self.model.info.n_layer)
