@@ -83,17 +83,21 @@ static void check_gemm_case(const product_case &k) {
         const long e = wanted == all ? i : i < 300 ? all - 1 - i : (long)(random_word() % (uint64_t)all);
         const int t = (int)(e / outs), r = (int)(e % outs);
         double s = 0, size = 0, squares = 0;
+        std::vector<double> seen;
         for (int c = 0; c < depth; c++) {
             const double w = k.transposed ? a.row(c)[r] : a.row(r)[c], v = w * x.at(t, c);
+            seen.push_back(x.at(t, c));
             s += v;
             size += fabs(v);
             squares += v * v;
         }
+        // In tiles, of rows that are added up, factors are rounded for all of a block.
+        const double blocks = k.tiles && !k.transposed ? a.block_squares(r, seen.data()) : 0;
         if (k.bias) s += (double)bias[(size_t)r];
         if (k.relu) s = std::max(s, 0.0);
         if (k.add) s += (double)before[(size_t)t * ldy + (size_t)r];
         near(e, (double)got[8 + (size_t)t * ldy + (size_t)r], s,
-             6 * 0x1p-11 * sqrt(2 * squares / 3) + 0x1p-18 * size + 1e-6);
+             6 * 0x1p-11 * sqrt((2 * squares + blocks) / 3) + 0x1p-18 * size + 1e-6);
     }
     for (int t = 0; t < k.n_tok; t++)
         for (size_t c = (size_t)outs; c < ldy; c++) {
