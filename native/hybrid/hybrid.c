@@ -237,9 +237,8 @@ bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
     return l < m->info.n_layer ? !m->layer[l].n_host : !h->s->options.keep_hidden;
 }
 
-/* Whether products of many tokens read the layer's matrices as they are, which they do with experts of any format; clears
- * *is_f16 if one is in another format than F16. */
-static bool reads_as_is(const pi_layer *layer, bool *is_f16) {
+/* Whether products of many tokens read the layer's matrices as they are, which they do with experts of any format. */
+static bool reads_as_is(const pi_layer *layer) {
     const pi_experts *e = pi_experts_of(layer);
     if (layer->adapter || (e && (!e->gate.w || e->on_input))) return false;
     for (int32_t i = 0; i < layer->n_blocks; i++) {
@@ -252,24 +251,22 @@ static bool reads_as_is(const pi_layer *layer, bool *is_f16) {
             const bool is_router = b.kind == &pi_experts_kind && m == &b.experts.router;
             if (is_router && m->type == TE_F32) continue;
             if (!pi_space_wide(m->type)) return false;
-            *is_f16 &= m->type == TE_F16;
         }
     }
     return true;
 }
 
 /* Tokens that are one program: more than PI_MANY where all layers' products of so many are faster together. splits: more are
- * several; not where products of any number read weights as they are, or there are no kernels for many. */
+ * several; not where there are no kernels for many. */
 static int32_t most_mixed(const pi_hybrid *h, bool *splits) {
     const pi_model *m = h->s->model;
     int32_t n = PI_WIDE;
-    bool is_f16 = true;
     *splits = m->info.n_expert > 0;                /* of more tokens all experts are read as a prompt's are */
     if (*splits && m->latent_rank) return PI_MANY; /* not measured */
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (!reads_as_is(&m->layer[l], &is_f16)) return PI_MANY;
+        if (!reads_as_is(&m->layer[l])) return PI_MANY;
     for (int32_t i = 0; i < h->n_devices; i++) n = n < h->device[i].info.max_wide ? n : h->device[i].info.max_wide;
-    *splits |= !is_f16 && n > PI_MANY;
+    *splits |= n > PI_MANY;
     return n;
 }
 
