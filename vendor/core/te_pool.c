@@ -428,9 +428,9 @@ static void fit_team(te_pool *p) {
         ran_ns += m->ran_ns >= 0 && m->ran_ns < p->run_ns ? m->ran_ns : p->run_ns;
         if (m->idle_ns > 0) w.idle_ns += m->idle_ns; /* < 0: it ran between runs, as the caller does */
     }
-    p->milli = 1000 * ran_ns / p->run_ns;
+    p->milli = 1000 * ran_ns / (p->run_ns + 1); /* of a coarse clock a window may be 0 */
     p->looked_ns += p->run_ns;
-    w.n_beside = (double)p->beside_ns / (double)p->looked_ns;
+    w.n_beside = (double)p->beside_ns / (double)(p->looked_ns + 1);
     bool looked;
     const int32_t n = te_team_size_next(&p->size, &w, &looked);
     for (int32_t i = 0; looked && i < p->n_threads; i++) p->members[i].idle_ns = 0;
