@@ -149,8 +149,8 @@ def test_more_than_64_as_apart(
 def test_more_sequences_than_a_program_takes(
     name: str, kind: Kind, n_seq: int, n_last: int, tmp_path: Path
 ) -> None:
-    """Next tokens of more than 192 sequences are several programs, all but the last of 192, where products of so
-    many have kernels of their own; of 64 in mixtures whose products or experts want no more."""
+    """Next tokens of more than 192 sequences are several programs, all but the last of 192, where products of
+    so many have kernels of their own; of 64 in mixtures whose products or experts want no more."""
     rng = np.random.default_rng(3)
     history, nexts = [tokens(rng, 2 + q % 5) for q in range(n_seq)], tokens(rng, n_seq)
     if name == "by neuron":
