@@ -122,10 +122,19 @@ def test_as_at_once(name: str, sparsity: Sparsity, tmp_path: Path) -> None:
             assert np.array_equal(made.chosen, chosen) and same(got, want)
 
 
+def feed_by_c(s: Session) -> None:
+    """Python feeds by pi_session_feed_choose. The inputs of few tokens would stand in front of a part's."""
+    n = 80
+    ids, owners = _native.ffi.new("int32_t[]", [9] * n), _native.ffi.new("int32_t[]", [4] * n)
+    batch = _native.ffi.new("pi_batch *", {"n_tokens": n, "token": ids, "seq": owners})
+    assert _native.lib.pi_session_feed(s.handle, batch) == 0
+
+
 NEXT: dict[str, Callable[[Session], object]] = {
     "the end": lambda s: s.end_part(),
     "rounds without layers": lambda s: None,
     "a feed": lambda s: s.feed([9], seq=4),
+    "a feed by C": feed_by_c,
     "a copy of who reads": lambda s: s.copy(5, READER),
     "a cut of another": lambda s: s.drop(6),
     "nothing": lambda s: None,
