@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ContextError, PowerInferError
 from .pace import Pace
-from .part import Seen, UnderWay, left_to_read, next_part
+from .part import UnderWay, left_to_read, next_part
 from .request import Reason, Request
 from .request_queue import RequestQueue
 from .rounds import Given, Limits, Rounds, limits_of
@@ -35,7 +35,6 @@ class OneCall(ABC):
     _n_part: int
     _part: UnderWay | None = None
     """Of prompts, some of whose layers are computed."""
-    _part_seen = Seen()
     _is_for_a_step = False
     """The next part, since it could not begin."""
 
@@ -130,8 +129,7 @@ class OneCall(ABC):
         limits = limits_of(running, self.n_ctx)
         if limits is not None:
             return running, limits
-        reading = [request for request in running if request.left > 1]
-        others = [request for request in running if request.left <= 1]
+        reading, others = _apart(running)
         limits = limits_of(others, self.n_ctx) if reading else None
         if limits is None or any(r.rows or r.stream.is_cancelled for r in reading):
             return None
@@ -158,8 +156,7 @@ class OneCall(ABC):
     def _leave_to_rounds(self, running: list[Request]) -> list[Request]:
         """Those who have their next tokens alone to compute, if prompts are read beside rounds, which this
         step then is not for; else all."""
-        reading = [request for request in running if request.left > 1]
-        others = [request for request in running if request.left <= 1]
+        reading, others = _apart(running)
         if (
             not reading
             or limits_of(others, self.n_ctx) is None
@@ -189,7 +186,6 @@ class OneCall(ABC):
             return False
         self._is_for_a_step = False
         self._part = UnderWay(parts, len(ids), n_generating, layers)
-        self._part_seen = Seen()
         return True
 
     def _end_part(self) -> None:
@@ -210,7 +206,7 @@ class OneCall(ABC):
                 request.report_part(n)
         self.totals.update(computed=part.n, read=part.n)
         if is_measured:
-            seen = self._part_seen
+            seen = part.seen
             self._pace.saw_layers(
                 part.n,
                 part.n_generating,
@@ -266,7 +262,7 @@ class OneCall(ABC):
             if part is None:
                 self._pace.saw(0, len(running), (end - begin) / n_rounds, n_steps=n_rounds)
             else:
-                self._part_seen.add(end - began, rounds.part_s, began - begin, n_rounds)
+                part.seen.add(end - began, rounds.part_s, began - begin, n_rounds)
             self._went_on(rounds)
             if part is not None and not rounds.part_left and error is None:
                 self._read_part(is_measured=True)
@@ -297,3 +293,9 @@ class OneCall(ABC):
                 request.rows = [i]
                 self._choose(request)
         self._took([each for each in zip(rounds.requests, last, strict=True) if each[1] >= 0])
+
+
+def _apart(running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+    """Those whose prompts are read, and those who have their next tokens alone to compute."""
+    reading = [request for request in running if request.left > 1]
+    return reading, [request for request in running if request.left <= 1]

@@ -4,27 +4,12 @@ so a round takes longer by as much as it may, whatever the part takes in all."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .batch import Part, rooms
 from .request import Request
 
 LEAST = 64  # tokens; a shorter rest of a prompt takes nearly as long
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """A part that the session has begun."""
-
-    parts: list[Part]
-    n: int
-    """Its tokens."""
-    n_generating: int
-    layers: int
-    """Of each round."""
-
-    def has(self, request: Request) -> bool:
-        return any(own is request for own, _ in self.parts)
 
 
 @dataclass
@@ -44,6 +29,19 @@ class Seen:
         self.seconds += seconds
         self.part_s += part_s
         self.n_steps += n_steps
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A part that the session has begun."""
+
+    parts: list[Part]
+    n: int
+    """Its tokens."""
+    n_generating: int
+    layers: int
+    """Of each round."""
+    seen: Seen = field(default_factory=Seen)
 
 
 def left_to_read(reading: Sequence[Request]) -> int:
