@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ..models.statistics import Counts, Unit
 from . import _native
+from .counts import Counts, Unit
 from .session_handle import SessionHandle
 from .types import MOMENTS, LayerExperts, LayerStep, ModelInfo, StepTotal
 
