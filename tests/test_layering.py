@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,8 @@ C_RULES: list[Callable[[str, str], Iterator[str]]] = [
 ]
 
 
-def imports(text: str) -> set[str]:
+@cache  # several rules ask for the same files
+def imports(text: str) -> frozenset[str]:
     """Modules that a Python file imports, anywhere in it; relative ones with their dots."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -171,8 +173,9 @@ def imports(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             found.add(base)
-            found.update(f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
-    return found
+            inside = base if base.endswith(".") else f"{base}."
+            found.update(f"{inside}{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def only_native_knows_cffi(path: str, text: str) -> Iterator[str]:
@@ -328,10 +331,14 @@ def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert circles({"a": {"b", "c"}, "b": {"c"}}) == []
     assert "vendor/cpu/te_ops.h" in included("native/x/x.c", '#include "cpu/te_ops.h"')
-    text = "from . import context\ndef f():\n    from ..models.plan import make_plan"
+    text = (
+        "from . import context\ndef f():\n    from ..models.plan import make_plan\n    from ..cli import run"
+    )
     assert imported("powerinfer/_engine/session.py", text) == {
         "powerinfer/_engine/context.py",
         "powerinfer/models/plan/__init__.py",
+        "powerinfer/cli/__init__.py",
+        "powerinfer/cli/run.py",
     }
 
 
