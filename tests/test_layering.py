@@ -197,7 +197,7 @@ def the_package_needs_no_training_library(path: str, text: str) -> Iterator[str]
                 yield f"imports {name}"
 
 
-SURFACES = "cli|chat|server|integrations"
+SURFACES = "cli|chat|server|bench|integrations"
 
 
 def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
@@ -387,6 +387,7 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
             "def f():\n    import torch",
         ),
         (surfaces_do_not_reach_the_engine, "powerinfer/cli/run.py", "from .._engine import _native"),
+        (surfaces_do_not_reach_the_engine, "powerinfer/bench/x.py", "from .._engine import _native"),
         (
             surfaces_do_not_reach_the_engine,
             "powerinfer/chat/repl.py",
