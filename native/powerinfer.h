@@ -6,6 +6,9 @@
  *     pi_session_options so = pi_session_defaults();  pi_session_open(model, &so, &session);
  *     pi_session_feed(session, &batch);               float *logits = pi_session_logits(session, 0);
  *
+ * In this order: errors, version, processor; files; weight formats; models; sessions; feeding; sequences; what a session
+ * tells; sampling; rounds; plans; machine.
+ *
  * Every function that can fail returns a pi_status; pi_error_message() then has one sentence with the values in it (per
  * thread). On an error nothing has changed. The engine never prints, aborts or exits. Handles are reference-counted: a
  * model keeps its file and a session its model, so handles may be closed in any order. Closing NULL does nothing.
@@ -24,6 +27,8 @@ extern "C" {
 #endif
 
 /* cdef begin: the Python binding reads the declarations from here to the end mark. */
+
+/* ---- errors, version, processor ---- */
 
 typedef enum pi_status {
     PI_OK = 0,
@@ -297,6 +302,8 @@ pi_status pi_session_set_sparsity(pi_session *session, int32_t sparsity);
 pi_status pi_session_set_threshold(pi_session *session, float threshold);
 pi_status pi_session_set_thresholds(pi_session *session, const float *threshold);
 
+/* ---- feeding ---- */
+
 /* What a token is, which says how it is computed and whether its logits are kept. */
 typedef enum pi_token_kind {
     PI_TOKEN_PROMPT,    /* of a prompt; no logits */
@@ -360,6 +367,8 @@ const float *pi_session_hidden(pi_session *session, int32_t index);
  * session has keep_hidden. */
 const float *pi_session_all_hidden(pi_session *session);
 
+/* ---- sequences ---- */
+
 int32_t pi_seq_length(const pi_session *session, int32_t seq); /* positions held; -1 if seq is out of range */
 /* Keeps positions 0..n_keep-1. UNSUPPORTED unless n_keep is reachable. */
 pi_status pi_seq_cut(pi_session *session, int32_t seq, int32_t n_keep);
@@ -381,6 +390,8 @@ pi_status pi_seq_shift(pi_session *session, int32_t seq, int32_t n_keep, int32_t
 uint64_t pi_seq_state_bytes(const pi_session *session, int32_t seq);
 pi_status pi_seq_state_save(pi_session *session, int32_t seq, void *out, uint64_t n_bytes);
 pi_status pi_seq_state_load(pi_session *session, int32_t seq, const void *in, uint64_t n_bytes);
+
+/* ---- what a session tells ---- */
 
 /* What the last feed's last chunk did in one layer's FFN. Neuron counts are sums over the tokens that were computed
  * sparsely. */
@@ -443,6 +454,25 @@ pi_status pi_session_reset_counts(pi_session *session);
 
 /* Bytes of weights, K and V that the last feed read in all (embedding and output head included), and its time. */
 pi_status pi_session_last_total(const pi_session *session, int64_t *bytes, float *us);
+
+/* Moments of a layer that lies on a device: what ended there; and, from INPUT on, of the CPU's part in it, by its first
+ * thread. */
+typedef enum pi_moment {
+    PI_MOMENT_QKV,
+    PI_MOMENT_ATTENTION,
+    PI_MOMENT_OUTPUT,  /* attention's output product */
+    PI_MOMENT_PREDICT, /* the predictor's first layer; the CPU is sent the input */
+    PI_MOMENT_MARKS,   /* its second, of cold neurons; the CPU is sent the marks */
+    PI_MOMENT_HOT,     /* hot neurons */
+    PI_MOMENT_MERGE,   /* the CPU's sum has come and was added */
+    PI_MOMENT_INPUT,   /* the input is there */
+    PI_MOMENT_LIST,    /* marked neurons are listed */
+    PI_MOMENT_ANSWER,  /* their sum is sent */
+    PI_MOMENTS
+} pi_moment;
+/* Of a layer in the last step of a session with options.timeline: when that was, us[PI_MOMENTS], in microseconds since the
+ * step began; negative: it was not. Errors: ARGUMENT. */
+pi_status pi_session_timeline(pi_session *session, int32_t layer, float *us);
 
 /* Measures how fast the session's own threads read memory, between feeds: n_slices of slice_bytes (at least 1 MiB;
  * rounded down to 4 KiB), which next reads in turn by plain loads, from the moment when all threads are there to that
@@ -508,6 +538,8 @@ pi_status pi_session_next(pi_session *session, int32_t seq, int32_t pos, int32_t
  * these, and pi_session_logits brings the rest. */
 pi_status pi_session_feed_choose(pi_session *session, const pi_batch *batch, int32_t n, const int32_t *row,
                                  pi_sampler *const *sampler, int32_t *chosen);
+
+/* ---- rounds ---- */
 
 /* Generations that go on together by themselves, so that nobody else's work stands between their steps. */
 typedef struct pi_rounds {
@@ -696,25 +728,6 @@ typedef struct pi_gpu {
 /* Asks CUDA's driver, if there is one, and fills the first n_gpus of gpu; takes no device memory. It starts the driver in
  * this process (cuInit): a child forked afterwards cannot use CUDA, one that is executed anew can. */
 pi_status pi_gpu_probe(pi_gpu_driver *driver, int32_t n_gpus, pi_gpu *gpu);
-
-/* Moments of a layer that lies on a device: what ended there; and, from INPUT on, of the CPU's part in it, by its first
- * thread. */
-typedef enum pi_moment {
-    PI_MOMENT_QKV,
-    PI_MOMENT_ATTENTION,
-    PI_MOMENT_OUTPUT,  /* attention's output product */
-    PI_MOMENT_PREDICT, /* the predictor's first layer; the CPU is sent the input */
-    PI_MOMENT_MARKS,   /* its second, of cold neurons; the CPU is sent the marks */
-    PI_MOMENT_HOT,     /* hot neurons */
-    PI_MOMENT_MERGE,   /* the CPU's sum has come and was added */
-    PI_MOMENT_INPUT,   /* the input is there */
-    PI_MOMENT_LIST,    /* marked neurons are listed */
-    PI_MOMENT_ANSWER,  /* their sum is sent */
-    PI_MOMENTS
-} pi_moment;
-/* Of a layer in the last step of a session with options.timeline: when that was, us[PI_MOMENTS], in microseconds since the
- * step began; negative: it was not. Errors: ARGUMENT. */
-pi_status pi_session_timeline(pi_session *session, int32_t layer, float *us);
 
 /* A device (pi_device_kind) as sessions use it. */
 typedef struct pi_device_facts {

@@ -21,26 +21,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ._engine import checks, machine
-from ._engine.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
-from ._engine.async_vectors import AsyncVectors
-from ._engine.completions import check_best_of, check_count
 from ._engine.context import Context
-from ._engine.conversations import pool_on
 from ._engine.devices import Devices, choose_for_layers
 from ._engine.embedding import POOLING, pooling_number, pooling_of_file
 from ._engine.engine import Engine
 from ._engine.file import ModelFile, find_model
-from ._engine.generating import nth_seed
-from ._engine.loader import Loader
-from ._engine.online import FirstTokens, Placement
-from ._engine.options import AsyncChatOptions, AsyncCompletionOptions, AsyncLlamaOptions, spelled
 from ._engine.replicas import Replicas, check_options, options_of, threads_of_each
 from ._engine.replicas import shares as share_out
 from ._engine.scheduler import Scheduler, SchedulerStats
-from ._engine.served import Reads, Served
 from ._engine.session import Session
 from ._engine.turn import give_way
-from ._engine.usage import say_why, timings, usage
+from ._llama.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
+from ._llama.async_vectors import AsyncVectors
+from ._llama.completions import check_best_of, check_count
+from ._llama.conversations import pool_on
+from ._llama.generating import nth_seed
+from ._llama.loader import Loader
+from ._llama.online import FirstTokens, Placement
+from ._llama.options import AsyncChatOptions, AsyncCompletionOptions, AsyncLlamaOptions, spelled
+from ._llama.served import Reads, Served
+from ._llama.usage import say_why, timings, usage
 from ._text.answer import best
 from ._text.grammars import Grammars
 from .errors import ArgumentError, ClosedError

@@ -27,24 +27,24 @@ import numpy as np
 
 from ._engine import checks
 from ._engine.arrays import Ids, Logits, as_int32
-from ._engine.completions import ChatHandler, Completions
 from ._engine.context import Context
 from ._engine.devices import Budget, Devices, Names, choose_for_layers
-from ._engine.draft_model import DraftModel, check_n_draft
 from ._engine.drafting import Drafter
 from ._engine.embedding import Embeddings, pooling_number, pooling_of_file
 from ._engine.engine import Engine
 from ._engine.file import DEMO, ModelFile, find_model
-from ._engine.generating import RANDOM_SEEDS, ContextGenerating
-from ._engine.info import Info
-from ._engine.loader import ContextSize, Loader, batch_of, loading_bar, summary
 from ._engine.lora import adapters_of, add_adapters
-from ._engine.online import FirstTokens, OnlineStatistics, Placement
-from ._engine.options import LlamaOptions, OtherLlamaOptions, spelled
 from ._engine.report import LlamaState, Timings
 from ._engine.request import Draft
 from ._engine.sampling import Sampler
 from ._engine.session import Activation, Model, Predictor, Progress, Session, Sparsity
+from ._llama.completions import ChatHandler, Completions
+from ._llama.draft_model import DraftModel, check_n_draft
+from ._llama.generating import RANDOM_SEEDS, ContextGenerating
+from ._llama.info import Info
+from ._llama.loader import ContextSize, Loader, batch_of, loading_bar, summary
+from ._llama.online import FirstTokens, OnlineStatistics, Placement
+from ._llama.options import LlamaOptions, OtherLlamaOptions, spelled
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse, refuse_other_rope, without_settled
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
@@ -325,10 +325,10 @@ class Llama(Info, ContextGenerating, Completions, Embeddings):
     ) -> Llama:
         """Fetches a model from the Hugging Face Hub and opens it with the options of Llama.
 
-        The arguments and errors are those of powerinfer.models.hub.download(). local_dir_use_symlinks has no
+        The arguments and errors are those of powerinfer.hub.download(). local_dir_use_symlinks has no
         effect: today's huggingface_hub makes no links there.
         """
-        from .models.hub import download
+        from .hub import download
 
         del local_dir_use_symlinks
         if options.get("plan") is None:  # what cannot be is said before anything is fetched

@@ -24,11 +24,11 @@ from powerinfer._engine.choice import Choice
 from powerinfer._engine.devices import choose_devices
 from powerinfer._engine.engine import Engine
 from powerinfer._engine.file import ModelFile
-from powerinfer._engine.loader import Loader
 from powerinfer._engine.request import Stream
 from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.scheduler import Scheduler
 from powerinfer._engine.session import Model, Session
+from powerinfer._llama.loader import Loader
 
 ENDS = frozenset[int]()
 

@@ -45,10 +45,10 @@ from gpu_rows import GOAL_CPU, ROWS, Row, make_model
 
 from powerinfer import Llama
 from powerinfer._engine import machine
-from powerinfer._engine.online import FIRST
 from powerinfer._engine.session import Model, Session
+from powerinfer._llama.online import FIRST
+from powerinfer.bench import commit, expert_bytes
 from powerinfer.errors import PowerInferError
-from powerinfer.models.bench import commit, expert_bytes
 from powerinfer.models.plan import Plan, Settings, make_plan
 from powerinfer.models.plan.rates import device_rates
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from powerinfer import Llama
 from powerinfer._engine import machine
-from powerinfer.models.bench import commit
+from powerinfer.bench import commit
 
 
 def main() -> int:

@@ -129,11 +129,11 @@ class Ours:
     """This package."""
 
     def __init__(self, how: dict[str, Any]) -> None:
+        from powerinfer import bench
         from powerinfer._engine import machine
         from powerinfer._engine.devices import choose_devices
-        from powerinfer._engine.loader import Loader, summary
         from powerinfer._engine.session import Model
-        from powerinfer.models import bench
+        from powerinfer._llama.loader import Loader, summary
 
         self._bench = bench
         self._n_bytes = machine.sample_bytes(READ_BYTES)
@@ -467,7 +467,7 @@ def run(a: argparse.Namespace) -> dict[str, Any]:
     """Measures everything. Raises Failed, and PowerInferError for a model that cannot be read."""
     from powerinfer._engine.file import ModelFile
     from powerinfer._engine.machine import cores
-    from powerinfer.models.bench import numbers
+    from powerinfer.bench import numbers
 
     with ModelFile(a.model) as file:
         is_powerinfer = file.info.is_powerinfer

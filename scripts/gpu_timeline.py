@@ -29,8 +29,8 @@ from gpu_rows import ROWS, Row, make_model
 from powerinfer._engine import machine
 from powerinfer._engine.session import Model, Session
 from powerinfer._engine.types import MOMENTS
+from powerinfer.bench import commit
 from powerinfer.errors import PowerInferError
-from powerinfer.models.bench import commit
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import device_rates
 

@@ -44,9 +44,9 @@ from numpy.typing import NDArray
 from planted import BLOCK, CONSTANT, END, Array, Tensor, firing, normals, thresholds, tokenizer_keys, types_of
 
 from powerinfer._engine import formats
+from powerinfer._engine.counts import Counts
 from powerinfer.errors import PowerInferError
 from powerinfer.models.quantize import MIXTURES, find_mixture
-from powerinfer.models.statistics import Counts
 from powerinfer.models.writer import GGUFWriter
 
 

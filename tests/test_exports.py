@@ -32,6 +32,12 @@ def dynamic_symbols(path: Path, *flags: str) -> list[tuple[str, str]]:
     return [(words[-2], words[-1].split("@")[0]) for words in lines]
 
 
+def test_the_header_s_index_names_its_sections() -> None:
+    index = re.search(r"In this order: (.*?)\.", HEADER.replace("\n * ", " "), re.DOTALL)
+    assert index is not None
+    assert index[1].split("; ") == re.findall(r"^/\* ---- (.+) ---- \*/$", HEADER, re.MULTILINE)
+
+
 def test_exports_are_the_header() -> None:
     exported = {name for _, name in dynamic_symbols(library(), "--defined-only")}
     assert len(declared()) > 30

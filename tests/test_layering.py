@@ -1,6 +1,6 @@
 """The arrows of the house, read from the #include and import lines.
 
-    scripts, cli, chat -> powerinfer.* -> powerinfer._engine._native -> native/ -> vendor/cpu -> vendor/core
+    cli, chat, scripts -> llama -> models -> _engine -> _native -> native/ -> vendor/cpu -> vendor/core
 
 Each rule is a function from a file's path and text to what is wrong with it, so rules are tested too.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,8 @@ C_RULES: list[Callable[[str, str], Iterator[str]]] = [
 ]
 
 
-def imports(text: str) -> set[str]:
+@cache  # several rules ask for the same files
+def imports(text: str) -> frozenset[str]:
     """Modules that a Python file imports, anywhere in it; relative ones with their dots."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -171,8 +173,9 @@ def imports(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             found.add(base)
-            found.update(f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
-    return found
+            inside = base if base.endswith(".") else f"{base}."
+            found.update(f"{inside}{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def only_native_knows_cffi(path: str, text: str) -> Iterator[str]:
@@ -194,7 +197,7 @@ def the_package_needs_no_training_library(path: str, text: str) -> Iterator[str]
                 yield f"imports {name}"
 
 
-SURFACES = "cli|chat|server|integrations"
+SURFACES = "cli|chat|server|bench|integrations"
 
 
 def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
@@ -204,37 +207,52 @@ def surfaces_do_not_reach_the_engine(path: str, text: str) -> Iterator[str]:
                 yield f"imports {name}"
 
 
-def the_package_does_not_import_its_surfaces(path: str, text: str) -> Iterator[str]:
-    if path.startswith("powerinfer/") and not re.match(
-        rf"powerinfer/({SURFACES}|__main__|ray_serve)(/|\.py)", path
-    ):
-        for name in sorted(imports(text)):
-            if re.match(rf"(powerinfer)?\.+({SURFACES})(\.|$)|scripts(\.|$)|tests(\.|$)", name):
-                yield f"imports {name}"
+# The rooms of the package, from the ground up, each with those that it may import. The ground is everybody's.
+GROUND = {"powerinfer/errors.py", "powerinfer/types.py", "powerinfer/_extras.py"}
+_LOWER = {"_text", "hub", "_engine"}
+_USED = {*_LOWER, "compat", "models", "_llama"}
+PYTHON_ROOMS: dict[str, set[str]] = {
+    "ground": set(),
+    "_text": set(),
+    "hub": {"_text"},
+    "_engine": {"_text", "hub"},
+    "models": _LOWER,
+    "compat": {*_LOWER, "models"},
+    "_llama": {*_LOWER, "compat", "models"},
+    "bench": _USED,
+    "chat": _USED,
+    "server": _USED,
+    "integrations": {*_USED, "server"},
+    "cli": {*_USED, "bench", "chat", "server"},
+}
 
 
-def the_chat_knows_no_commands(path: str, text: str) -> Iterator[str]:
-    """`powerinfer chat` opens it; what both need lies below them."""
-    if path.startswith("powerinfer/chat/") and not path.endswith("__main__.py"):
-        for name in sorted(imports(text)):
-            if re.match(r"(powerinfer|\.)?\.cli(\.|$)", name):
-                yield f"imports {name}"
+def python_room(path: str) -> str:
+    """llama.py and async_llama.py are of the room _llama. Other modules beside them name something else."""
+    if path in GROUND:
+        return "ground"
+    if path in {"powerinfer/llama.py", "powerinfer/async_llama.py"}:
+        return "_llama"
+    parts = path.split("/")
+    return parts[0] if parts[0] != "powerinfer" else parts[1] if len(parts) > 2 else "names"
 
 
-def text_knows_no_model(path: str, text: str) -> Iterator[str]:
-    if path.startswith("powerinfer/_text/"):
-        for name in sorted(imports(text)):
-            if re.match(r"(powerinfer|\.)?\.(_engine|models|compat|llama|async_llama)(\.|$)", name):
-                yield f"imports {name}"
+def packages_have_one_way_arrows(path: str, text: str) -> Iterator[str]:
+    here = python_room(path)
+    if here in {"names", "scripts"} or path.endswith("/__main__.py"):  # which begin, and end, nowhere
+        return
+    if here not in PYTHON_ROOMS:
+        yield "lies in a room that PYTHON_ROOMS does not have"
+    for target in sorted(imported(path, text)):
+        if python_room(target) not in {"ground", here, *PYTHON_ROOMS.get(here, set())}:
+            yield f"imports {target}, which {here} may not know"
 
 
 PYTHON_RULES: list[Callable[[str, str], Iterator[str]]] = [
     only_native_knows_cffi,
     the_package_needs_no_training_library,
     surfaces_do_not_reach_the_engine,
-    the_package_does_not_import_its_surfaces,
-    the_chat_knows_no_commands,
-    text_knows_no_model,
+    packages_have_one_way_arrows,
     nothing_is_left_open,
 ]
 
@@ -298,7 +316,7 @@ def test_no_circles(
 
 
 def test_rooms_have_no_circles() -> None:
-    assert circles(NATIVE_ROOMS) == []
+    assert circles(NATIVE_ROOMS) == [] == circles(PYTHON_ROOMS)
     used = {
         (room(path), room(target))
         for path in sources(("native",), C_SUFFIXES)
@@ -306,16 +324,21 @@ def test_rooms_have_no_circles() -> None:
     }
     known = {name for pair in used for name in pair if name}
     assert known == set(NATIVE_ROOMS)
+    assert {python_room(path) for path in sources(("powerinfer",), {".py"})} == {*PYTHON_ROOMS, "names"}
 
 
 def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
     assert circles({"a": {"b", "c"}, "b": {"c"}}) == []
     assert "vendor/cpu/te_ops.h" in included("native/x/x.c", '#include "cpu/te_ops.h"')
-    text = "from . import context\ndef f():\n    from ..models.plan import make_plan"
+    text = (
+        "from . import context\ndef f():\n    from ..models.plan import make_plan\n    from ..cli import run"
+    )
     assert imported("powerinfer/_engine/session.py", text) == {
         "powerinfer/_engine/context.py",
         "powerinfer/models/plan/__init__.py",
+        "powerinfer/cli/__init__.py",
+        "powerinfer/cli/run.py",
     }
 
 
@@ -364,19 +387,28 @@ def test_python_sources(rule: Callable[[str, str], Iterator[str]]) -> None:
             "def f():\n    import torch",
         ),
         (surfaces_do_not_reach_the_engine, "powerinfer/cli/run.py", "from .._engine import _native"),
+        (surfaces_do_not_reach_the_engine, "powerinfer/bench/x.py", "from .._engine import _native"),
         (
             surfaces_do_not_reach_the_engine,
             "powerinfer/chat/repl.py",
             "from powerinfer._engine._native import lib",
         ),
-        (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from .chat import repl"),
-        (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "from . import cli"),
-        (the_package_does_not_import_its_surfaces, "powerinfer/llama.py", "import powerinfer.cli"),
-        (the_chat_knows_no_commands, "powerinfer/chat/chat.py", "from ..cli.options import RANGES"),
-        (the_chat_knows_no_commands, "powerinfer/chat/ui.py", "import powerinfer.cli"),
-        (text_knows_no_model, "powerinfer/_text/x.py", "from .._engine.session import Session"),
-        (text_knows_no_model, "powerinfer/_text/x.py", "def f():\n    from ..models import plan"),
-        (text_knows_no_model, "powerinfer/_text/x.py", "import powerinfer._engine.engine"),
+        (packages_have_one_way_arrows, "powerinfer/llama.py", "from .chat import repl"),
+        (packages_have_one_way_arrows, "powerinfer/llama.py", "from . import cli"),
+        (packages_have_one_way_arrows, "powerinfer/llama.py", "import powerinfer.cli"),
+        (packages_have_one_way_arrows, "powerinfer/chat/chat.py", "from ..cli.options import RANGES"),
+        (packages_have_one_way_arrows, "powerinfer/chat/ui.py", "import powerinfer.cli"),
+        (packages_have_one_way_arrows, "powerinfer/_text/x.py", "from .._engine.session import Session"),
+        (packages_have_one_way_arrows, "powerinfer/_text/x.py", "def f():\n    from ..models import plan"),
+        (packages_have_one_way_arrows, "powerinfer/_text/x.py", "import powerinfer._engine.engine"),
+        (packages_have_one_way_arrows, "powerinfer/_engine/x.py", "def f():\n    from ..models import plan"),
+        (packages_have_one_way_arrows, "powerinfer/_engine/x.py", "from ..llama import Llama"),
+        (packages_have_one_way_arrows, "powerinfer/models/x.py", "from .._llama.loader import Loader"),
+        (packages_have_one_way_arrows, "powerinfer/hub/x.py", "from .._engine.machine import gpus"),
+        (packages_have_one_way_arrows, "powerinfer/errors.py", "from ._text import terminal"),
+        (packages_have_one_way_arrows, "powerinfer/server/x.py", "from .. import ray_serve"),
+        (packages_have_one_way_arrows, "powerinfer/server/x.py", "from scripts import make_model"),
+        (packages_have_one_way_arrows, "powerinfer/attic/x.py", ""),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
@@ -401,7 +433,7 @@ def test_rules_see_a_breach(rule: Callable[[str, str], Iterator[str]], path: str
         ),
         (surfaces_do_not_reach_the_engine, "powerinfer/_engine/session.py", "from . import _native"),
         (
-            text_knows_no_model,
+            packages_have_one_way_arrows,
             "powerinfer/_text/x.py",
             "from ..errors import FormatError\nfrom . import parts",
         ),

@@ -1,1 +1,1 @@
-"""The engine in Python: the binding, models, sessions, devices, and the loops that make tokens."""
+"""The engine in Python: the binding, models, sessions, devices, requests and the loop that computes them."""

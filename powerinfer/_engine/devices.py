@@ -100,8 +100,6 @@ def choose_devices(vram_budget: Budget, devices: Names) -> Devices | None:
     Raises ArgumentError (a name or a budget that cannot be, more than is free), DeviceError (a GPU is asked
     for, and none can be used).
     """
-    from ..models.plan import budget_bytes
-
     if vram_budget is not None and (
         isinstance(vram_budget, (bytes, bytearray)) or not isinstance(vram_budget, (int, float, Sequence))
     ):
@@ -122,6 +120,15 @@ def choose_devices(vram_budget: Budget, devices: Names) -> Devices | None:
             raise ArgumentError('the device "host" needs a vram_budget')
         return Devices(kind=kind, indices=tuple(indices), budgets=tuple(each), automatic=False)
     return _gpus(each, indices, named=devices is not None)
+
+
+def budget_bytes(gib: float) -> int:
+    """A budget in bytes, 0 for 0 only. Raises ArgumentError unless it is a number from 0 to 2^20."""
+    if isinstance(gib, int):
+        gib = max(min(gib, 1 << 62), -1 << 62)  # what is beyond has no float to be shown as
+    if not 0 <= gib <= 1 << 20:  # NaN as well
+        raise ArgumentError(f"vram_budget is {gib:g} GiB, it must be 0 to {1 << 20}")
+    return max(int(gib * GIB), int(gib > 0))
 
 
 def _as_list(values: Any) -> Sequence[Any]:

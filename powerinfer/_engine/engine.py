@@ -14,90 +14,22 @@ youngest generation waits and is computed again later.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-
-from ..errors import ArgumentError, ClosedError, ContextError, PowerInferError, UnsupportedError
-from ._native import KV_BLOCK
+from ..errors import ClosedError, ContextError
+from .admission import Admission
 from .arrays import Ids
-from .batch import Joined, Part, coming, joined, parts_of
-from .context_shift import ContextShift
+from .batch import Joined, Part, joined, parts_of
 from .one_call import OneCall
-from .one_step import OneStep
-from .pace import Pace
-from .prefix_cache import PrefixCache, Sequence, blocks
-from .request import Reason, Request, Stream, check_prompt
-from .request_queue import RequestQueue
-from .rounds import Given, give
-from .scheduler_stats import RequestTimes
+from .prefix_cache import Sequence
+from .request import Request, Stream, check_prompt
 from .session import Session
 from .speculation import free_guesses, show_heads, take_guesses
 
 
-class Engine(OneCall):
+class Engine(Admission, OneCall):
     """The requests of one session. Any thread may call add(), cancel(), check() and close(); the others are
     for one thread at a time."""
-
-    def __init__(
-        self,
-        session: Session,
-        *,
-        n_seq: int | None = None,
-        max_running: int | None = None,
-        max_waiting: int | None = None,
-        prompt_part: int | None = None,
-        n_keep: int | None = None,
-        n_guesses: int | None = None,
-    ) -> None:
-        """
-        n_seq: the session's first sequences that are used; None: all.
-        max_running: requests under way at the same time; None: half of the sequences, the other half holds
-            what may be shared.
-        max_waiting: requests that wait for a place; more are refused. None: any number may wait.
-        prompt_part: prompt tokens of a step in which others generate; None: what pace.py finds. Alone a
-            prompt takes n_batch.
-        n_keep: where a context is full, forget the older half of what follows its first n_keep tokens; None:
-            the generation ends.
-        n_guesses: guessed tokens that a step checks at most; None: what measure_guesses() finds.
-        """
-        info = session.info
-        self.session = session
-        self.n_ctx = info.n_ctx
-        self._n_batch, self._n_part = info.n_batch, info.n_part
-        self._n_seq = info.n_seq if n_seq is None else n_seq
-        most = max_running or max(self._n_seq // 2, 1)
-        if not 1 <= most <= self._n_seq:
-            raise ArgumentError(f"max_running is {max_running}: the session has {self._n_seq} sequences")
-        if (max_waiting is not None and max_waiting < 0) or (prompt_part is not None and prompt_part < 1):
-            raise ArgumentError(f"max_waiting is {max_waiting} and prompt_part {prompt_part}: too small")
-        self._pace = Pace(prompt_part, n_mixed=info.n_mixed)
-        self.parts = self._pace.parts
-        """Steps in which somebody generated, by how many tokens of prompts they read; those with guesses are
-        left out. Another thread copies it, since it grows meanwhile."""
-        self.in_layers = self._pace.in_layers
-        """The same of steps beside which some layers of a part were computed, by its tokens."""
-        self.n_keep = n_keep
-        self.shift = ContextShift(info.n_ctx, n_keep)
-        self.cache = PrefixCache(session, n_seq=self._n_seq)
-        queue = self.queue = RequestQueue(most, max_waiting)
-        self.changed = self.queue.changed
-        session.interrupt.is_over = lambda: queue.is_over
-        self._running = self.queue.running
-        self._chosen: list[Given] = []  # not given yet
-        self._one_step = OneStep()
-        self._n_guesses = self._n_guesses_given = n_guesses
-        self.n_feeds = 0
-        """Batches computed so far; the last one's logits are what the session has."""
-        self.ended: Counter[str] = Counter()
-        """Requests by the reason why they ended."""
-        self.totals: Counter[str] = Counter()
-        """Tokens: prompt, reused, computed, generated; read, of prompts; drafted, and of those accepted. And
-        requests preempted."""
-        self.times = RequestTimes()
 
     # -- what any thread may call
 
@@ -299,136 +231,6 @@ class Engine(OneCall):
 
     # -- a step's parts
 
-    def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
-        """A request that was under way is over."""
-        self._give()  # its last token among them
-        self._end(request, reason, error)
-
-    def _end(self, request: Request, reason: Reason, error: BaseException | None = None) -> None:
-        """The request is over; what was computed of it stays held."""
-        if request.sequence is not None:
-            (self.cache.drop if request.is_text else self.cache.release)(request.sequence)
-            request.sequence = None
-        if request.choice is not None:
-            request.choice.close()
-        with self.changed:  # who sees that it runs no more sees it counted
-            self.ended[reason] += 1
-            if request in self._running:
-                self._running.remove(request)
-        request.stream.end(reason, error)
-
-    def _over(self, request: Request, reason: Reason) -> None:
-        """Its last token was chosen; who reads it step by step may yet go on."""
-        if request.is_stepwise:
-            request.over = reason
-        else:
-            self._finish(request, reason)
-
-    def _leave(self) -> None:
-        """Those that nobody waits for any more, or not so long."""
-        now = time.monotonic()
-        for request in list(self._running):
-            if request.stream.is_cancelled:
-                self._finish(request, "cancelled")
-            elif request.over is not None:
-                self._finish(request, request.over)
-            elif request.deadline is not None and now >= request.deadline:
-                self._finish(request, "time")
-            elif self.queue.is_over:
-                self._finish(request, "error", ClosedError("the model is closed"))
-        for request, reason in self.queue.take_late(now):
-            self._finish(request, reason)
-
-    def _admit(self) -> None:
-        """Gives places to those who wait, in the order in which they came; one whose beginning is just being
-        computed for another lets others pass until it can share that."""
-        if not self.queue.waiting:
-            return
-        with self.changed:
-            candidates = list(self.queue.waiting)
-        n_free = self.session.info.n_blocks_free  # asked once: others have Python's lock after each call
-        for request in candidates:
-            if len(self._running) >= self.queue.max_running:
-                return
-            if request.n > self.n_ctx:  # it gave way just when its context was full
-                if self.n_keep is None:
-                    if self.queue.start(request):
-                        self._finish(request, "error", self.shift.error(self.n_ctx, 1))
-                    continue
-                request.forget(*self.shift.sizes(self.n_ctx, 1))
-            ids = request.ids[: request.n]
-            source, n = self._held_of(request, ids)
-            if not request.is_text and coming(self._running, ids) - n >= KV_BLOCK:
-                continue
-            # A shared block is copied when it is written; those that run may each want another.
-            need = blocks(request.n) - n // KV_BLOCK + len(self._running)
-            if request.is_text:  # several texts of one call: those before it are not all computed yet
-                need += sum(blocks(own.n) - blocks(own.n - own.left) for own in self._running)
-            if n_free < need:  # what others gave up meanwhile counts
-                n_free = self.session.info.n_blocks_free
-            while n_free < need and self.cache.evict(keep=source):
-                n_free = self.session.info.n_blocks_free
-            if self._running and n_free < need:
-                return
-            branch = 0 if request.is_text else self.cache.branch(ids)
-            sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
-            if sequence is None:
-                return
-            if not self.queue.start(request):
-                self.cache.release(sequence)
-                continue
-            request.sequence, request.branch = sequence, branch
-            if request.is_text:  # its tokens are computed otherwise than those of a prompt
-                sequence.n_shared = 0
-            if not request.is_counted:
-                request.is_counted, request.stream.n_reused = True, n
-                request.stream.begun_at = time.monotonic()
-                self.totals["prompt"] += request.n_prompt
-                self.totals["reused"] += n
-                self.times.placed(request)
-
-    def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:
-        """A sequence that holds the beginning of a request, and how many of its ids."""
-        place = request.place
-        if request.is_text:
-            return None, 0
-        if request.is_continued and place is not None:
-            request.is_continued = False  # whoever comes back finds what it left
-            if place.n < ids.size and np.array_equal(place.ids[: place.n], ids[: place.n]):
-                return place, place.n
-        return self.cache.find(ids, request.n_prompt, place)
-
-    def _shift(self) -> None:
-        """Makes room for the next token of those whose context is full."""
-        for request in [request for request in self._running if request.n > self.n_ctx]:
-            if self.n_keep is None:
-                self._finish(request, "error", self.shift.error(self.n_ctx, 1))
-            else:
-                self._move(request, *self.shift.sizes(self.n_ctx, 1))
-
-    def _move(self, request: Request, keep: int, n_drop: int) -> None:
-        """Shifts the context of one, which may end with an error, or give way."""
-        while request.sequence is not None:
-            try:
-                self.shift.move(self.session, request.sequence, keep, n_drop)
-                request.forget(keep, n_drop)
-                request.sequence.is_torn = False
-                break
-            except ContextError as error:  # what it shares must be copied, and there is no room for that
-                if self.cache.evict():
-                    continue
-                if len(self._running) == 1:
-                    self._finish(request, "error", error)
-                    return
-                self._preempt()
-            except UnsupportedError:
-                self._yield(request)
-            except PowerInferError as error:
-                self._finish(request, "error", error)
-                return
-        else:  # it gave way: what stays is computed anew
-            request.forget(keep, n_drop)
-
     def _compute(self) -> bool:
         """One feed, and what follows from it; False if there was none. Who waits for a grammar has none."""
         running = [request for request in self._running if not request.rows]
@@ -483,19 +285,6 @@ class Engine(OneCall):
         self._took(took)
         return True
 
-    def _took(self, took: SequenceOf[tuple[Request, int]]) -> None:
-        """The engine chose a token for each of these, and its sampler knows it."""
-        over: list[tuple[Request, Reason]] = []
-        for request, token in took:
-            reason = request.append_chosen(token)
-            assert request.choice is not None
-            self._chosen.append((request, token, token in request.choice.ends))
-            if reason is not None:
-                over.append((request, reason))
-        self.totals["generated"] += len(took)
-        for request, reason in over:
-            self._over(request, reason)
-
     def _feed(self, parts: list[Part]) -> tuple[list[Part], Joined, list[int]]:
         """Computes the parts in one batch, or fewer where the pool is too small. Returns what it was, and the
         tokens that were chosen in the same call."""
@@ -529,72 +318,3 @@ class Engine(OneCall):
                     self._preempt()
                     parts = [part for part in parts if part[0].sequence is not None]
         return [], joined([]), []
-
-    def _preempt(self) -> None:
-        """The youngest gives its memory back and waits at the head of the line. One alone always fits, as the
-        pool is not smaller than n_ctx."""
-        self._yield(self._running[-1])
-
-    def _yield(self, request: Request) -> None:
-        """It gives its memory back and waits at the head of the line."""
-        assert request.sequence is not None
-        self.cache.drop(request.sequence)
-        request.sequence = None
-        request.drop_guess()
-        self.totals["preempted"] += 1
-        if not self.queue.put_back(request):
-            self._finish(request, "error", ClosedError("the model is closed"))
-
-    def _give(self) -> None:
-        """Gives the tokens chosen in this step to those who wait: when all are chosen, or one is over.
-        Who wakes up wants Python's lock, and would have it at the next call of the engine."""
-        if not self._chosen:
-            return
-        give(self._chosen, self.times)
-        self._chosen.clear()
-
-    def _choose(self, request: Request) -> None:
-        """The next tokens of a generation: one, and one more for each that was guessed right."""
-        sequence = request.sequence
-        assert sequence is not None
-        reason: Reason | None = None
-        try:
-            while request.rows and reason is None:
-                if not request.is_ready:
-                    request.keep(self.session)
-                    break
-                row = request.rows.pop(0)
-                sequence.row = None if request.kept else (self.n_feeds, row)
-                reason = self._chosen_token(request, *request.choose(self.session, row))
-                if not request.guess.size or request.ids[request.n - 1] != request.guess[0]:
-                    request.drop_guess()
-                else:
-                    request.guess = request.guess[1:]
-                    self.totals["accepted"] += 1
-                if request.is_stepwise:
-                    break
-        except BaseException as error:  # also what would end the thread: others have their answers in it
-            self._settle(request, request.n)
-            self._finish(request, "error", error)
-            return
-        if not request.rows or reason is not None:
-            self._settle(request, request.n - 1)
-        if reason is not None:
-            self._over(request, reason)
-
-    def _chosen_token(self, request: Request, token: int, reason: Reason | None) -> Reason | None:
-        """Notes a token that was chosen, and passes on why it is the last."""
-        assert request.choice is not None
-        self.totals["generated"] += 1
-        self._chosen.append((request, token, token in request.choice.ends))
-        return reason
-
-    def _settle(self, request: Request, n: int) -> None:
-        """What was computed beyond n tokens, because it was guessed, is forgotten."""
-        sequence = request.sequence
-        assert sequence is not None
-        row = sequence.row
-        request.drop_guess()
-        if sequence.n > n:
-            self.cache.cut(sequence, n)
-            sequence.row = row if sequence.n == n else None

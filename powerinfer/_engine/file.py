@@ -59,10 +59,12 @@ def find_model(name: str | os.PathLike[str], *, vram_budget: Any = None, verbose
         if not _DEMO_PATH.is_file():
             raise FileError(f"the demo model {_DEMO_PATH} does not exist: this installation came without it")
         return _DEMO_PATH
-    from ..models import hub
+    from .. import hub
 
     if hub.is_reference(name):
-        return hub.find(str(name), vram_budget=vram_budget, verbose=verbose)
+        from .machine import room_of
+
+        return hub.find(str(name), room=room_of(vram_budget), verbose=verbose)
     if isinstance(name, str) and not os.path.lexists(name) and (hint := hub.hint(name)):
         raise FileError(f"there is no file {name}{hint}")
     path = Path(name)

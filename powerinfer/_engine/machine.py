@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._native import build_info, cores, give_back_memory, has_isa, isa, read_rate
 from .types import DEVICE, number_of
+
+if TYPE_CHECKING:
+    from ..hub.names import Room
 
 __all__ = [
     "DeviceFacts",
@@ -29,6 +33,7 @@ __all__ = [
     "isa",
     "machine_info",
     "read_rate",
+    "room_of",
     "sample_bytes",
 ]
 
@@ -187,6 +192,18 @@ def gpus() -> GpuDriver:
         **(_values(GpuDriver, driver, ("gpus",)) | {"is_present": bool(driver.is_present)}),
         gpus=tuple(Gpu(**_values(Gpu, found[i])) for i in range(n)),
     )
+
+
+def room_of(vram_budget: Any = None) -> Room:
+    """What a model may take now: memory that is free, and of the GPUs what the budget allows."""
+    from ..hub.names import GIB, Room
+
+    if vram_budget is None:
+        gpu_bytes = sum(gpu.free_bytes for gpu in gpus().gpus)
+    else:
+        each = vram_budget if isinstance(vram_budget, Sequence) else [vram_budget]
+        gpu_bytes = int(sum(each) * GIB)
+    return Room(available_bytes() or 0, gpu_bytes)
 
 
 _MOST_CONTEXT = 1 << 30

@@ -4,35 +4,22 @@ under way, which then go on by themselves (rounds.py)."""
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..errors import ContextError, PowerInferError
-from .pace import Pace
+from .engine_state import EngineState
 from .part import UnderWay, left_to_read, next_part
-from .request import Reason, Request
-from .request_queue import RequestQueue
-from .rounds import Given, Limits, Rounds, limits_of
-from .scheduler_stats import RequestTimes
+from .request import Request
+from .rounds import Limits, Rounds, limits_of
 from .session import Session
 
 
-class OneCall(ABC):
-    """The part of Engine that makes them. What stands first is the part of it that they need."""
+class OneCall(EngineState):
+    """The part of Engine that makes them."""
 
-    session: Session
-    n_ctx: int
-    queue: RequestQueue
-    n_feeds: int
-    totals: Counter[str]
-    times: RequestTimes
-    _pace: Pace
-    _chosen: list[Given]
-    _n_part: int
     _part: UnderWay | None = None
     """Of prompts, some of whose layers are computed."""
     _is_for_a_step = False
@@ -47,18 +34,6 @@ class OneCall(ABC):
     somebody asks for them."""
     _ended_at: float | None = None
     """When the last step did, if the next one follows by itself."""
-
-    @abstractmethod
-    def _finish(self, request: Request, reason: Reason, error: BaseException | None = None) -> None: ...
-
-    @abstractmethod
-    def _took(self, took: Sequence[tuple[Request, int]]) -> None: ...
-
-    @abstractmethod
-    def _choose(self, request: Request) -> None: ...
-
-    @abstractmethod
-    def _give(self) -> None: ...
 
     def _made_one_call(self) -> bool:
         """Whether that was all there was to do."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError
-from ..models.statistics import Counts, Unit
 from . import _native
-from .model import Model
+from .counts import Counts, Unit
+from .session_handle import SessionHandle
 from .types import MOMENTS, LayerExperts, LayerStep, ModelInfo, StepTotal
 
 
@@ -109,16 +107,8 @@ def neuron_counts(handle: Any, info: ModelInfo) -> Counts:
     return Counts(counts=counts.astype(np.uint64), n_tokens=n_tokens[0], unit=unit)
 
 
-class SessionReports(ABC):
+class SessionReports(SessionHandle):
     """A session's methods that tell what it did."""
-
-    model: Model
-    _lock: AbstractContextManager[Any]
-
-    @property
-    @abstractmethod
-    def handle(self) -> Any:
-        """The native session."""
 
     @property
     def last_step(self) -> list[LayerStep]:

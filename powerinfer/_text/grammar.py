@@ -165,11 +165,6 @@ class Constraint:
         """Whether nothing more can follow but the end."""
         return self._ended or bool(self._matcher.is_stopped())
 
-    @property
-    def may_end(self) -> bool:
-        """Whether what was accepted is a whole answer."""
-        return self._ended or bool(self._matcher.is_accepting())
-
     def copy(self) -> Constraint:
         """Another answer that begins as this one does."""
         other = object.__new__(Constraint)

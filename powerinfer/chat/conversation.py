@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._engine.options import RANGES, in_range
 from .._engine.sampling import Sampler, Sampling
+from .._llama.options import RANGES, in_range
 from ..errors import ArgumentError, FileError, FormatError
 
 FORMAT = "powerinfer-chat-1"

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from .._engine import machine
 from .._engine.devices import choose_devices
 from .._engine.file import ModelFile, find_model
-from .._engine.loader import Loader, summary
 from .._engine.session import Model, Session, Sparsity, pool_size
 from .._engine.types import SPARSITY
+from .._llama.loader import Loader, summary
 from .._text.table import columns, output_width, paragraph
 from .._text.terminal import Bar, harmless
-from ..errors import ArgumentError
-from ..models.bench import (
+from ..bench import (
     DIGEST_TOKENS,
     Result,
     cases,
@@ -29,10 +28,11 @@ from ..models.bench import (
     numbers,
     resident_pages,
 )
+from ..errors import ArgumentError
 from .options import Parser, add_model, add_predictor, devices, vram_budget
 
 if TYPE_CHECKING:
-    from ..models.bench.drafts import DraftResult
+    from ..bench.drafts import DraftResult
 
 EXAMPLES = """
 powerinfer bench model.gguf
@@ -233,7 +233,7 @@ def digest_modes(
 def bench_drafts(args: argparse.Namespace) -> int:
     """Answers with drafts, beside answers without."""
     from .. import Llama
-    from ..models.bench.drafts import measure_drafts
+    from ..bench.drafts import measure_drafts
 
     if args.mtp and args.draft_model is not None:
         raise ArgumentError("--mtp and --draft-model: one of them can guess")

@@ -6,11 +6,11 @@ import argparse
 import json
 import time
 
+from .. import hub
 from .._engine.file import DEMO, find_model
 from .._text.table import columns, output_width
 from .._text.terminal import harmless
 from ..errors import FileError, UnsupportedError
-from ..models import hub
 from .info import size
 from .options import Parser
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .._engine.activations import ACTIVATIONS
-from .._engine.options import RANGES, in_range
+from .._llama.options import RANGES, in_range
 from ..errors import ArgumentError
 from .llama_cpp import add_always, add_instead
 
@@ -307,7 +307,7 @@ def find_models(args: argparse.Namespace) -> None:
         return
     from .._engine.devices import choose_devices
     from .._engine.file import find_model
-    from ..models.hub import is_reference
+    from ..hub import is_reference
 
     budget = getattr(args, "vram_budget", None)
     if isinstance(budget, dict):

@@ -9,6 +9,7 @@ import argparse
 import json
 from typing import Any
 
+from .._engine.devices import budget_bytes
 from .._engine.session import Model
 from .._text.table import columns, facts, output_width
 from .._text.terminal import one_line
@@ -17,7 +18,6 @@ from ..models.plan import (
     Plan,
     Settings,
     as_table,
-    budget_bytes,
     budget_settings,
     export_gpuidx,
     find_card,

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .._engine.activations import SILENT
+from .._engine.counts import Counts
 from .._engine.file import ModelFile
 from .._engine.session import Activation, Model
 from .._text.table import columns, output_width, paragraph
@@ -23,7 +24,6 @@ from ..models.corpus import read_corpus
 from ..models.profile import check_can_be_profiled, check_can_plot, plot, profile
 from ..models.rewrite import check_target, rewrite
 from ..models.statistics import (
-    Counts,
     ExpertSummary,
     Summary,
     read_activation_dir,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from .. import hub
+from .._engine.machine import room_of
 from .._text.terminal import one_line
-from ..models import hub
 from .options import Parser, vram_budget
 
 EXAMPLES = """
@@ -35,5 +36,5 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     name = args.name if hub.is_reference(args.name) else hub.PREFIX + args.name
-    print(one_line(str(hub.pull(name, vram_budget=args.vram_budget))))
+    print(one_line(str(hub.pull(name, room=room_of(args.vram_budget)))))
     return 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .. import hub
 from .._text.terminal import harmless
 from ..errors import ArgumentError
-from ..models import hub
 from .info import size
 from .options import Parser
 

@@ -1,1 +1,1 @@
-"""Models as files: converting, quantizing, profiling, predictors, plans, benchmarks, the hub."""
+"""Models as files: converting, quantizing, profiling, predictors, perplexity, plans."""

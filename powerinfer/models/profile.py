@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._engine.activations import SILENT
+from .._engine.counts import Counts
 from .._engine.session import Model, ModelInfo, Progress, Session
 from .._extras import how
 from ..errors import ArgumentError, FormatError, UnsupportedError
 from .corpus import Corpus
-from .statistics import Counts, summarise_all
+from .statistics import summarise_all
 from .writer import PartialFile
 
 N_CTX = 512

@@ -19,7 +19,6 @@ from .host import Add, Host
 from .models import ServedModel
 from .problems import json_response, problem_of
 from .schemas import (
-    Bias,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -35,7 +34,6 @@ from .schemas import (
 from .vectors import native_response
 
 Parts = Annotated[list[str | int], Field(min_length=1, fail_fast=True)]
-Pairs = Annotated[list[tuple[int | str, Bias | bool]], Field(max_length=1 << 16, fail_fast=True)]
 
 
 class Native(Generate):

@@ -183,7 +183,8 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_counts_of_experts_become_keys(tmp_path: Path) -> None:
-    from powerinfer.models.statistics import Counts, write_activation_dir
+    from powerinfer._engine.counts import Counts
+    from powerinfer.models.statistics import write_activation_dir
 
     counts = np.arange(MIXTRAL.n_layer * MIXTRAL.n_expert, dtype=np.uint64).reshape(MIXTRAL.n_layer, -1)
     write_activation_dir(tmp_path / "act", Counts(counts=counts, n_tokens=40, unit="experts"))

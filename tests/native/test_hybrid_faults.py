@@ -16,9 +16,9 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import ArgumentError, DeviceError, OutOfMemoryError
-from powerinfer._engine.loader import Loader
 from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.session import Model, Session
+from powerinfer._llama.loader import Loader
 from powerinfer.models.plan import Settings, engine, make_plan
 from tests import models
 from tests.native import test_hybrid_recurrent as recurrent

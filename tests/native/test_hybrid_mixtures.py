@@ -15,8 +15,8 @@ from gguf import GGMLQuantizationType
 
 from powerinfer import ArgumentError
 from powerinfer._engine import devices
-from powerinfer._engine.loader import Loader
 from powerinfer._engine.session import Model, Session
+from powerinfer._llama.loader import Loader
 from powerinfer.models.plan import engine
 from tests import models, reference, rounding
 from tests.core import capi

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from powerinfer import bench
 from powerinfer._engine import machine
 from powerinfer._engine.session import Model, Session
+from powerinfer.bench.measure import prompt_flop
 from powerinfer.cli import main
 from powerinfer.errors import ArgumentError, ClosedError
-from powerinfer.models import bench
-from powerinfer.models.bench.measure import prompt_flop
 from scripts import make_mixture, make_model
 from tests.native.test_mixtures import write as write_mixture
 

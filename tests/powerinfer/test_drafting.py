@@ -16,12 +16,12 @@ import pytest
 from powerinfer import ArgumentError, Llama, UnsupportedError
 from powerinfer._engine.batch import joined
 from powerinfer._engine.devices import Devices
-from powerinfer._engine.draft_model import DraftModel
 from powerinfer._engine.drafting import Drafter
 from powerinfer._engine.prefix_cache import Sequence
 from powerinfer._engine.request import Request, Stream
 from powerinfer._engine.session import Model, Session
 from powerinfer._engine.speculation import free_guesses, take_guesses
+from powerinfer._llama.draft_model import DraftModel
 from powerinfer.async_llama import AsyncLlama
 from powerinfer.cli import main
 from tests import models, next_head, reference

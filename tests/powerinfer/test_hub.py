@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 
 from powerinfer import ArgumentError, AsyncLlama, DeviceError, FileError, Llama, UnsupportedError
+from powerinfer import hub as hubs
 from powerinfer._engine.file import find_model
 from powerinfer.cli import main
-from powerinfer.models import hub as hubs
+from powerinfer.hub import client, download, fetch, names
+from powerinfer.hub.names import Room, format_of
 from powerinfer.models.convert.conversion import convert
-from powerinfer.models.hub import client, download, fetch, names
-from powerinfer.models.hub.names import Room, format_of
 from powerinfer.models.writer import PartialFile, is_in_hub_cache
 from tests.hub_server import Hub, serving
 
 REPO = "someone/model-GGUF"
+ROOM = Room(1 << 40)
 GIB = 1 << 30
 NAMES = [
     "README.md",
@@ -139,7 +140,7 @@ def test_names_of_formats() -> None:
 @pytest.mark.parametrize("name", ["hf:", "hf:model", "hf:a/b:", "hf:a/b/c", "hf:../b", "hf:a/.."])
 def test_names_that_name_nothing(name: str) -> None:
     with pytest.raises(ArgumentError, match="names no model of the hub"):
-        hubs.find(name)
+        hubs.find(name, room=ROOM)
 
 
 def test_what_to_type_instead(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_two_at_once(line: Hub, tmp_path: Path) -> None:
 FULL = """
 import resource, signal, sys, hashlib
 from pathlib import Path
-from powerinfer.models.hub import fetch
+from powerinfer.hub import fetch
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, resource.RLIM_INFINITY))
 where = lambda: (sys.argv[1], {})
@@ -417,7 +418,7 @@ def test_without_a_line(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.asked) == n_asked  # for what is here nobody is asked
 
 
-QUICK = "from powerinfer.models.hub import fetch; fetch._PAUSE_S = 0.0"
+QUICK = "from powerinfer.hub import fetch; fetch._PAUSE_S = 0.0"
 
 
 def test_errors_of_the_hub(hub: Hub, tmp_path: Path) -> None:
@@ -493,6 +494,6 @@ def test_what_is_never_written(relu_path: Path, tmp_path: Path, capsys: pytest.C
 
 def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for call in (lambda: download(REPO), lambda: hubs.find(f"hf:{REPO}"), hubs.stored):
+    for call in (lambda: download(REPO), lambda: hubs.find(f"hf:{REPO}", room=ROOM), hubs.stored):
         with pytest.raises(UnsupportedError, match="pip install huggingface_hub"):
             call()

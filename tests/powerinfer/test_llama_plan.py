@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from powerinfer import ArgumentError, ClosedError, DeviceError, FormatError, Llama, OutOfMemoryError
-from powerinfer._engine import devices, loader, machine
-from powerinfer._engine.loader import Loader
+from powerinfer._engine import devices, machine
 from powerinfer._engine.machine import Gpu, GpuDriver
 from powerinfer._engine.session import Model, Session
+from powerinfer._llama import loader
+from powerinfer._llama.loader import Loader
 from powerinfer.models.plan import Rates, Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 

@@ -16,8 +16,8 @@ from powerinfer import UnsupportedError
 from powerinfer._engine.file import ModelFile, TensorInfo
 from powerinfer._engine.lora import add_adapters
 from powerinfer._engine.session import Model, Session
+from powerinfer.bench.setup import expert_bytes
 from powerinfer.cli import main
-from powerinfer.models.bench.setup import expert_bytes
 from powerinfer.models.perplexity import perplexity
 from powerinfer.models.quantize import MIXTURES, choose_types, quantize_model
 from tests import models, reference

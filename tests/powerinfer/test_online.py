@@ -10,7 +10,7 @@ import pytest
 from gguf import GGUFReader
 
 from powerinfer import ArgumentError, Llama, OutOfMemoryError
-from powerinfer._engine import online
+from powerinfer._llama import online
 from powerinfer.models.plan import Settings, from_json, given, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
 from tests import models

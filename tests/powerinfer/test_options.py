@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from powerinfer import AsyncLlama, Llama
-from powerinfer._engine import options
-from powerinfer._engine.completions import _HOOKS, _LENGTH
 from powerinfer._engine.sampling import SAMPLING_NAMES
+from powerinfer._llama import options
+from powerinfer._llama.completions import _HOOKS, _LENGTH
 from powerinfer.compat.arguments import LATER_GENERATING, LATER_INIT, NO_EFFECT_INIT, ROPE_INIT
 
 

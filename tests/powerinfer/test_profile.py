@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
+from powerinfer._engine.counts import Counts
 from powerinfer._engine.file import ModelFile
 from powerinfer._engine.session import Model, Session
 from powerinfer.cli import main
@@ -22,7 +23,7 @@ from powerinfer.models import writer
 from powerinfer.models.corpus import Corpus, read_corpus
 from powerinfer.models.profile import plot, profile
 from powerinfer.models.rewrite import rewrite
-from powerinfer.models.statistics import Counts, read_activation_dir, read_counts, summarise_all
+from powerinfer.models.statistics import read_activation_dir, read_counts, summarise_all
 from tests import models, reference
 from tests.native import test_mixtures
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from powerinfer._engine.counts import Counts
 from powerinfer._engine.file import ModelFile
 from powerinfer.errors import ArgumentError, FileError, FormatError
 from powerinfer.models.convert.torch_file import write_torch
 from powerinfer.models.rewrite import rewrite
 from powerinfer.models.statistics import (
-    Counts,
     Summary,
     read_activation_dir,
     read_counts,

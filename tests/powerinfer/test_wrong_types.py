@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from powerinfer import AsyncLlama, Llama, PowerInferError
-from powerinfer._engine import loader
 from powerinfer._engine.sampling import sampling_of
+from powerinfer._llama import loader
 from powerinfer.cli import main
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from powerinfer import Llama
-from powerinfer._engine import online
 from powerinfer._engine.session import Model, Session
+from powerinfer._llama import online
 from tests import models
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -37,6 +37,18 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not part or part in headings(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sources_that_pages_name(page: Path) -> None:
+    folders = ("vendor", "native", "powerinfer", "tests", "scripts", "examples")
+    known = [f"/{path}" for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    named = re.findall(
+        r"`([\w/.-]+\.(?:c|h|hpp|cpp|cuh?|py|sh))(?:::\w+)?`", page.read_text(encoding="utf-8")
+    )
+    for name in named:
+        of_another_program = re.match(r"(user_data/)?extensions/", name)
+        assert of_another_program or "NAME" in name or any(path.endswith(f"/{name}") for path in known), name
+
+
 @pytest.mark.parametrize(("name", "rest"), COMMANDS, ids=[name for name, _ in COMMANDS])
 def test_commands_of_the_readme(name: str, rest: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -132,7 +132,7 @@ class Actor:
 
 @pytest.fixture(scope="session")
 def playing() -> Iterator[Actor]:
-    from powerinfer._engine.served import Served
+    from powerinfer._llama.served import Served
 
     actor = Actor()
     original = Served._choice

@@ -406,7 +406,7 @@ def test_leaving_a_stream(demo: AsyncLlama) -> None:
 def test_time_is_over(demo: AsyncLlama, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (len(calls) >= 3))
-    monkeypatch.setattr("powerinfer._engine.engine.time", clock)
+    monkeypatch.setattr("powerinfer._engine.admission.time", clock)
 
     async def main() -> None:
         options: dict[str, Any] = {"logits_processor": lambda *_: calls.append(1), "temperature": 0}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from powerinfer._engine.conversations import pool_on, pool_on_gpu
 from powerinfer._engine.devices import Devices
 from powerinfer._engine.session import Model
+from powerinfer._llama.conversations import pool_on, pool_on_gpu
 
 GIB = 1 << 30
 LLAMA = {"model_bytes": int(3.6 * GIB), "position_bytes": 1 << 19}  # of 7B in Q4_0

@@ -485,7 +485,7 @@ def test_an_engine_goes_by_it(way: str, tmp_path: Path, monkeypatch: pytest.Monk
     path = models.write_sparse(tmp_path / "m.gguf", spec, models.draw_predictor(spec))
     with Model(path) as model, opened(model, **options) as session:
         engine = Engine(session, max_running=4)
-        for module in ("engine", "one_call"):
+        for module in ("admission", "one_call"):
             monkeypatch.setattr(f"powerinfer._engine.{module}.time", clock)
         monkeypatch.setattr(Session, "feed", fed)
         rng = np.random.default_rng(3)

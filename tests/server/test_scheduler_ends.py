@@ -197,7 +197,7 @@ def test_deadlines(make: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None
         scheduler.embed(prompt(5), deadline=late)
     calls: list[int] = []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (len(calls) >= 3))
-    monkeypatch.setattr("powerinfer._engine.engine.time", clock)
+    monkeypatch.setattr("powerinfer._engine.admission.time", clock)
     count = LogitsProcessorList([lambda *_: calls.append(1)])
     stream = scheduler.submit(prompt(5), choice(processors=count), deadline=time.monotonic() + 500)
     assert len(list(stream)) == 3 and stream.reason == "time"

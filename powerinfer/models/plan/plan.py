@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._engine.devices import budget_bytes
 from ..._engine.file import ModelFile
 from ..._engine.session import Model
 from ...errors import ArgumentError
@@ -300,15 +301,6 @@ def _pack(ids: Ids, n_ff: int) -> str:
     marks = np.zeros(n_ff, np.uint8)
     marks[ids] = 1
     return base64.b64encode(np.packbits(marks, bitorder="little").tobytes()).decode()
-
-
-def budget_bytes(gib: float) -> int:
-    """A budget in bytes, 0 for 0 only. Raises ArgumentError unless it is a number from 0 to 2^20."""
-    if isinstance(gib, int):
-        gib = max(min(gib, 1 << 62), -1 << 62)  # what is beyond has no float to be shown as
-    if not 0 <= gib <= 1 << 20:  # NaN as well
-        raise ArgumentError(f"vram_budget is {gib:g} GiB, it must be 0 to {1 << 20}")
-    return max(int(gib * GIB), int(gib > 0))
 
 
 def budget_settings(gib: float | Sequence[float]) -> dict[str, Any]:

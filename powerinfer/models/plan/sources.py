@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ..._engine.counts import COUNTS_KEY, EXPERT_COUNTS_KEY, Numbers
 from ..._engine.file import ModelFile
 from ..._engine.session import Model
 from ...errors import ArgumentError
-from ..statistics import COUNTS_KEY, EXPERT_COUNTS_KEY, Numbers, read_activation_dir, read_counts
+from ..statistics import read_activation_dir, read_counts
 from .engine import Counts, Ids, Settings
 from .gpuidx import read_gpuidx, split_path
 

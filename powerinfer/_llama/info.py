@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._engine import _native
+from .._engine.activations import SILENT
+from .._engine.arrays import Ids, Logits, as_int32, common_prefix
+from .._engine.context import Context
+from .._engine.file import ModelFile
+from .._engine.report import LlamaInfo, Timings
+from .._engine.session import LayerStep, Model, Session
+from .._engine.types import LayerExperts
 from .._text.logprobs import log_softmax
-from . import _native
-from .activations import SILENT
-from .arrays import Ids, Logits, as_int32, common_prefix
-from .context import Context
-from .file import ModelFile
-from .report import LlamaInfo, Timings
-from .session import LayerStep, Model, Session
-from .types import LayerExperts
 
 if TYPE_CHECKING:
     from .._text.tokenizer import Tokenizer

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArgumentError, ArgumentTypeError, ClosedError, ContextError, FormatError
-from .arrays import Ids, Logits, common_prefix
-from .checks import whole
-from .choice import Choice
-from .context import Context
-from .drafting import Drafter
-from .generation import Generation
-from .options import SamplingOptions, spelled
-from .report import LlamaState, Timings
-from .request import Draft
-from .sampling import (
+from .._engine.arrays import Ids, Logits, common_prefix
+from .._engine.checks import whole
+from .._engine.choice import Choice
+from .._engine.context import Context
+from .._engine.drafting import Drafter
+from .._engine.report import LlamaState, Timings
+from .._engine.request import Draft
+from .._engine.sampling import (
     Criteria,
     LogitsProcessorList,
     Processors,
@@ -32,6 +29,9 @@ from .sampling import (
     last,
     sampling_of,
 )
+from ..errors import ArgumentError, ArgumentTypeError, ClosedError, ContextError, FormatError
+from .generation import Generation
+from .options import SamplingOptions, spelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .devices import Devices
-from .model import Model
+from .._engine.devices import Devices
+from .._engine.model import Model
 
 _SHARE = 0.85  # of a budget; the rest is for what a step works in
 _BESIDE_BYTES = 1 << 30  # a GPU's context, and prompts

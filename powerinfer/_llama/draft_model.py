@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from .._engine.devices import Devices
+from .._engine.drafting import Drafter
+from .._engine.file import ModelFile, find_model
+from .._engine.session import Model, Session, pool_size
+from .._engine.types import N_BATCH
 from ..errors import ArgumentError, UnsupportedError
-from .devices import Devices
-from .drafting import Drafter
-from .file import ModelFile, find_model
 from .loader import Loader
-from .session import Model, Session, pool_size
-from .types import N_BATCH
 
 MTP = "mtp"
 """The name of the head, where a path may stand."""

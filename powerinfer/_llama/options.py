@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 if TYPE_CHECKING:
+    from .._engine.devices import Budget, Names
+    from .._engine.request import Draft
+    from .._engine.sampling import Criteria, Processors
+    from .._engine.types import Activation, Predictor, Progress, Sparsity
     from .._text.grammar import LlamaGrammar
-    from .devices import Budget, Names
     from .loader import ContextSize
-    from .request import Draft
-    from .sampling import Criteria, Processors
-    from .types import Activation, Predictor, Progress, Sparsity
 
 F = TypeVar("F", bound=Callable[..., Any])
 StrPath = str | os.PathLike[str]

@@ -14,6 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from .._engine.cuda import WITHOUT_CUBLAS, load_cublas
+from .._engine.devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
+from .._engine.machine import available_bytes
+from .._engine.session import Model, Session
+from .._engine.types import KV_TYPE, N_BATCH, SPARSITY, Progress, name_of, number_of
 from ..errors import (
     ArgumentError,
     DeviceError,
@@ -22,11 +27,6 @@ from ..errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from .cuda import WITHOUT_CUBLAS, load_cublas
-from .devices import GIB, Budget, Devices, Names, choose_devices, facts_of, warn_once
-from .machine import available_bytes
-from .session import Model, Session
-from .types import KV_TYPE, N_BATCH, SPARSITY, Progress, name_of, number_of
 
 if TYPE_CHECKING:
     from ..models.plan import Plan, Rates, Settings, Statistics

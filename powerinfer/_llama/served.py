@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from .._engine.arrays import Ids, Logits
+from .._engine.embedding import normalized
+from .._engine.replicas import Replicas
+from .._engine.request import Stream, taken
+from .._engine.sampling import Criteria, Processors, Sampling
+from .._engine.scheduler import Scheduler
 from ..errors import ClosedError, UnsupportedError
-from .arrays import Ids, Logits
 from .completions import Completions, _Request
-from .embedding import normalized
-from .replicas import Replicas
-from .request import Stream, taken
-from .sampling import Criteria, Processors, Sampling
-from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from .._text.answer import Answer

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..._engine.arrays import Ids, Logits
-from ..._engine.drafting import Drafter, Wanted
-from ...llama import Llama
+from .._engine.arrays import Ids, Logits
+from .._engine.drafting import Drafter, Wanted
+from ..llama import Llama
 
 
 @dataclass(frozen=True, kw_only=True)

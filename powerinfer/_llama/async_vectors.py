@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._engine import checks
+from .._engine.arrays import Ids
+from .._engine.embedding import POOLING
 from ..errors import ArgumentError
-from . import checks
-from .arrays import Ids
 from .async_stream import Chunk
-from .embedding import POOLING
 from .served import Served
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from .._engine.engine import Engine
+from .._engine.session import Session
 from ..errors import PowerInferError
-from .engine import Engine
 from .loader import Loader
-from .session import Session
 
 if TYPE_CHECKING:
     from ..models.plan import Plan, Statistics

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 
+from .._engine.arrays import as_int32
+from .._engine.engine import Engine
+from .._engine.report import Timings
+from .._engine.request import Request
 from ..errors import ClosedError
-from .arrays import as_int32
-from .engine import Engine
-from .report import Timings
-from .request import Request
 
 
 class Generation:

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..._extras import how
-from ...errors import ArgumentError, UnsupportedError
+from .._extras import how
+from ..errors import ArgumentError, UnsupportedError
 from .names import PREFIX, Choice, choose, format_of, is_reference, parse
 
 StrPath = str | os.PathLike[str]

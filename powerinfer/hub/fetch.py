@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ...errors import FileError
+from ..errors import FileError
 
 Progress = Callable[[int, int], None]
 

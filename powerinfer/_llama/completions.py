@@ -9,29 +9,29 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ..compat.arguments import LATER_GENERATING, refuse
-from ..errors import ArgumentError, ArgumentTypeError
-from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
-from . import chat_options, checks
-from .generating import Generating, nth_seed
-from .options import ChatOptions, CompletionOptions, GenerationOptions, spelled
-from .sampling import (
+from .._engine import chat_options, checks
+from .._engine.sampling import (
     SAMPLING_NAMES,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
     Sampling,
     sampling_of,
 )
+from ..compat.arguments import LATER_GENERATING, refuse
+from ..errors import ArgumentError, ArgumentTypeError
+from ..types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from .generating import Generating, nth_seed
+from .options import ChatOptions, CompletionOptions, GenerationOptions, spelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from .._engine.arrays import Ids, Logits
     from .._text.answer import Answer, AnswerParser, Echo
     from .._text.chat_format import ChatFormat
     from .._text.grammar import LlamaGrammar
     from .._text.logprobs import Row, TokenLogprob
     from .._text.tool_calls import Tool, ToolCallParser
-    from .arrays import Ids, Logits
 
 _HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
 _LENGTH = ("stop_token_ids", "min_tokens", "ignore_eos", "prompt_only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import ArgumentError
+from ..errors import ArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

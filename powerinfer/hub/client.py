@@ -11,9 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._engine.machine import available_bytes, gpus
-from ..._text.terminal import Bar, one_line
-from ...errors import ArgumentError, FileError
+from .._text.terminal import Bar, one_line
+from ..errors import ArgumentError, FileError
 from .names import GIB, Choice, Room, choose, parse
 from .store import StrPath, cache_folder, client, repo_folder, snapshot
 
@@ -198,20 +197,10 @@ def _quiet() -> Iterator[None]:
 # -- references
 
 
-def room_of(vram_budget: Any = None) -> Room:
-    """What is free now: memory, and of the GPUs what the budget allows."""
-    if vram_budget is None:
-        gpu_bytes = sum(gpu.free_bytes for gpu in gpus().gpus)
-    else:
-        each = vram_budget if isinstance(vram_budget, Sequence) else [vram_budget]
-        gpu_bytes = int(sum(each) * GIB)
-    return Room(available_bytes() or 0, gpu_bytes)
-
-
 def pull(
     name: str,
     *,
-    vram_budget: Any = None,
+    room: Room,
     cache_dir: StrPath | None = None,
     verbose: bool = True,
     say: Say | None = None,
@@ -224,7 +213,7 @@ def pull(
         reference.wanted,
         cache_dir=cache_dir,
         verbose=verbose,
-        room=room_of(vram_budget),
+        room=room,
         say=say if say is not None else _print if verbose else None,
     )
 
@@ -232,7 +221,7 @@ def pull(
 def find(
     name: str,
     *,
-    vram_budget: Any = None,
+    room: Room,
     cache_dir: StrPath | None = None,
     verbose: bool = True,
     say: Say | None = None,
@@ -240,10 +229,10 @@ def find(
     """The path of the model that hf:OWNER/REPO[:FILE-or-format] means: one that is here already, for which
     nobody is asked, else as pull()."""
     reference = parse(name)
-    path = _here(reference.repo, reference.wanted, (), cache_dir, room_of(vram_budget))
+    path = _here(reference.repo, reference.wanted, (), cache_dir, room)
     if path is not None:
         return path
-    return pull(name, vram_budget=vram_budget, cache_dir=cache_dir, verbose=verbose, say=say)
+    return pull(name, room=room, cache_dir=cache_dir, verbose=verbose, say=say)
 
 
 def _here(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from ...errors import ArgumentError
+from ..errors import ArgumentError
 
 PREFIX = "hf:"
 GIB = 1 << 30

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from queue import SimpleQueue
 from typing import Any
 
+from .._engine.turn import give_way
 from .served import Served
-from .turn import give_way
 from .usage import say_why, timings, usage
 
 Chunk = dict[str, Any]

@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
-from ..._engine import machine
-from ..._engine.file import ModelFile
-from ..._engine.session import Model
+from .. import __version__
+from .._engine import machine
+from .._engine.file import ModelFile
+from .._engine.session import Model
 
 _SAMPLE_BYTES = 4096
 _SMALLEST_MAPPING = 16 << 20  # of those that hold weights: libraries are smaller

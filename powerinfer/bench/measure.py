@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..._engine import machine
-from ..._engine.read_probe import ReadProbe
-from ..._engine.session import Session, Sparsity
+from .._engine import machine
+from .._engine.read_probe import ReadProbe
+from .._engine.session import Session, Sparsity
 from .case import Case
 
 DIGEST_TOKENS = 8
