@@ -134,6 +134,19 @@ def test_arguments(llama: OpenLlama, name: str) -> None:
             llama(**{name: value})
 
 
+def test_warnings_name_the_line_that_asked(relu_path: Path) -> None:
+    ways: list[Callable[[], Any]] = [
+        lambda: Llama(relu_path, n_threads=1, numa=True, verbose=False),
+        lambda: Llama.demo(n_ctx=64, numa=True, verbose=False),
+        lambda: AsyncLlama.demo(n_ctx=64, numa=True, verbose=False),
+        lambda: Llama(relu_path, n_threads=1, n_ctx=257, verbose=False),
+    ]
+    for way in ways:
+        with pytest.warns(UserWarning) as seen:
+            way().close()
+        assert [one.filename for one in seen] == [__file__]
+
+
 def test_every_method_is_documented(llama: OpenLlama) -> None:
     words = documented("Methods and properties")
     assert sorted(words) == sorted(METHODS)
