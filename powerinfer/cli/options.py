@@ -424,10 +424,17 @@ _LLAMA_CPP = {
 """Its names of them."""
 
 
-_FLAGS = {"type_k": "cache-type-k", "type_v": "cache-type-v", "use_mlock": "mlock"}
+_FLAGS = {
+    "type_k": "cache-type-k",
+    "type_v": "cache-type-v",
+    "use_mlock": "mlock",
+    "n_parallel": "parallel",
+    "n_pool": "kv-tokens",
+}
 _ARGUMENTS = (
     *("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_gpu_layers", "vram_budget", "devices", "sparsity"),
     *("chat_format", "activation", "predictor", "predictor_type", "threshold", *_FLAGS),
+    *("max_waiting", "replicas", "prompt_part"),
 )
 
 
