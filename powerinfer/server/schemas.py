@@ -136,7 +136,11 @@ class Generate(Body):
         ]
         | None
     ) = None
-    grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
+    grammar: Annotated[
+        Annotated[str, _small(MAX_FORM_BYTES)] | None,
+        BeforeValidator(lambda text: None if text == "" else text),
+    ] = None
+    """GBNF; an empty text, as llama-server's clients send it with all their settings, is none."""
 
     # What llama-server and vLLM take beyond that; some are other names for the above.
     response_format: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None

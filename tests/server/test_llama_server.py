@@ -42,6 +42,9 @@ def test_completion(http: Any, playing: Actor) -> None:
     assert "".join(part["content"] for part in parts) == "one two three"
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1]["timings"]["predicted_n"] == whole["tokens_predicted"]
+    # What has no value asks for nothing: clients send all their settings.
+    empty = {"grammar": "", "json_schema": None, "stop": [], "logit_bias": [], "mirostat": 0, "id_slot": -1}
+    assert post(http, "/completion", prompt="Count:", **empty)["content"] == "one two three"
     several = post(http, "/completion", prompt=["a", "b"])
     assert [one["index"] for one in several] == [0, 1]
 
