@@ -17,6 +17,7 @@ from .._text.logprobs import log_softmax
 from . import _native
 from .activations import SILENT
 from .arrays import Ids, Logits, as_int32, common_prefix
+from .checks import whole
 from .context import Context
 from .file import ModelFile
 from .report import LlamaInfo, Timings
@@ -147,9 +148,15 @@ class Info(ABC):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the context holds."""
+        """Tokens that the context holds. Setting it forgets those behind: eval() then goes on from there."""
         with self._lock:
             return self._ctx.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        n = whole("n_tokens", n)
+        with self._lock:
+            self._ctx.shorten(n)
 
     @property
     def input_ids(self) -> Ids:
