@@ -544,6 +544,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     terminal.type("never sent\x03")
     terminal.wait_for(r"Ctrl-D or /quit ends")
     terminal.wait_for(r"context \d+/512 · predicted")
+    terminal.type("x" * 70 + "\x1b\ry")  # a dot stands before lines of the question, not where one is broken
+    terminal.wait_for(r"x\s+x{12}\s+\. y")
+    terminal.type("\x7f" * 72)
     terminal.type("/system be\x1b\rnice\r")  # Alt-Enter
     terminal.wait_for(r"message is set")
     terminal.wait_for(r"context \d+/512 · predicted")
