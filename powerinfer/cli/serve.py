@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from .._text.terminal import Bar, sentence
 from ..errors import ArgumentError, FileError
 from .answers import with_scale
-from .llama_cpp import add_instead
 from .options import (
     Parser,
     add_draft_arguments,
@@ -48,14 +47,6 @@ _MOST = 10**6  # seconds or MiB
 def add_arguments(parser: Parser) -> None:
     parser.open_with(EXAMPLES, usage="[MODEL ...] [options]")
     add_model_arguments(parser, default="demo", several=True)
-    add_instead(
-        parser,
-        [
-            (("--reasoning-format",), 1, "thoughts are always an answer's reasoning_content"),
-            (("--reasoning-budget",), 1, "a request's reasoning_effort says how much is thought (none: off)"),
-            (("--chat-template-kwargs",), 1, "a request's chat_template_kwargs has them"),
-        ],
-    )
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     server.add_argument("--port", type=int, default=8080, help="0: a free one (default %(default)s)")
