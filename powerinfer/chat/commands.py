@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import get_args
 
 from rich.table import Table
@@ -50,6 +51,22 @@ def reset(chat: Chat, rest: str) -> None:
     chat.conversation.reset()
     chat.llm.reset()
     chat.ui.note("The conversation is forgotten.")
+
+
+def retry(chat: Chat, rest: str) -> None:
+    last = chat.conversation.turns[-2:]
+    question = chat.conversation.take_back()
+    n_before = len(chat.conversation.turns)
+    try:
+        chat.answer(question)
+    finally:
+        if len(chat.conversation.turns) == n_before:  # there is no new answer: the old one stays
+            chat.conversation.turns += last
+
+
+def undo(chat: Chat, rest: str) -> None:
+    question = chat.conversation.take_back()
+    chat.ui.note(f"Taken back: {shorten(question, 60)}")
 
 
 def system(chat: Chat, rest: str) -> None:
@@ -189,6 +206,8 @@ def quit_(chat: Chat, rest: str) -> None:
 
 COMMANDS = {
     "help": Command(help_, "", "this list"),
+    "retry": Command(retry, "", "answer the last question once more, instead of the last answer"),
+    "undo": Command(undo, "", "take back the last question and its answer"),
     "reset": Command(reset, "", "forget the conversation"),
     "system": Command(system, "[TEXT|none]", "show, set or remove the system message", ("none",)),
     "set": Command(
@@ -203,8 +222,13 @@ COMMANDS = {
     "quit": Command(quit_, "", "end the chat"),
 }
 
-ALIASES = {"?": "help", "bye": "quit", "exit": "quit", "clear": "reset"}
+ALIASES = {"?": "help", "bye": "quit", "exit": "quit", "clear": "reset", "regen": "retry"}
 """What ollama and llama.cpp call them."""
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is a command; a question may begin with a path: no command has a slash within."""
+    return line.startswith("/") and "/" not in line[1:].partition(" ")[0]
 
 
 def run(chat: Chat, line: str) -> None:

@@ -24,7 +24,7 @@ def _turn(chat: Chat) -> bool:
     try:
         line = chat.ui.read()
         chat.hinted = False
-        if line.startswith("/"):
+        if commands.is_command(line):
             commands.run(chat, line)
         elif line:
             chat.answer(line)

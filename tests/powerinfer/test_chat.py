@@ -298,6 +298,45 @@ def test_commands_change_the_chat(
     assert first == second and first.endswith("\n")
 
 
+def test_the_last_question_again(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Llama(endless_path, n_threads=1, n_ctx=128, verbose=False) as llm:
+        talk = Chat(llm, Ui(), Conversation(settings={"max_tokens": 6, "seed": 1}))
+        for command in ("/retry", "/undo"):
+            with pytest.raises(PowerInferError, match="no question yet"):
+                commands.run(talk, command)
+        talk.answer("one")
+        talk.answer("two")
+        before = [dict(turn) for turn in talk.conversation.turns]
+        commands.run(talk, "/retry")
+        assert talk.conversation.turns == before  # with the same seed
+        talk.conversation.settings["seed"] = 2
+        commands.run(talk, "/regen")
+        after = talk.conversation.turns
+        assert after[:3] == before[:3] and len(after) == 4 and after[3] != before[3]
+        kept = [dict(turn) for turn in after]
+        talk.conversation.system = "word " * 200  # no longer fits
+        with pytest.raises(PowerInferError, match="n_ctx is 128"):
+            commands.run(talk, "/retry")
+        assert talk.conversation.turns == kept
+        talk.conversation.n_forgotten = 4
+        capsys.readouterr()
+        commands.run(talk, "/undo")
+        assert talk.conversation.turns == before[:2] and talk.conversation.n_forgotten == 2
+        assert "Taken back: two" in capsys.readouterr().err
+
+
+def test_a_question_may_begin_with_a_path(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (str(endless_path), "-t", "1", "-n", "2")
+    code, out, _ = chat("/usr/bin holds what?\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and out
+    code, out, err = chat("/usr\n/\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1 and out == "" and "no command /usr;" in err and "no command /;" in err
+
+
 def test_settings_are_said_and_other_programs_words_known(
     endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
