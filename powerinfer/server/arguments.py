@@ -64,6 +64,8 @@ def _limit(body: Generate, settings: Settings, options: dict[str, Any]) -> None:
         if asked is not None and asked != body.max_completion_tokens:
             raise invalid("max_tokens and max_completion_tokens differ", "max_tokens")
         asked, name = body.max_completion_tokens, "max_completion_tokens"
+    if asked is None and body.n_predict is not None:
+        asked, name = max(body.n_predict, -1), "n_predict"
     most = settings.max_tokens
     if asked is not None and most is not None and asked > most:
         raise invalid(f"{name} is {asked}, this server gives at most {most}", name)

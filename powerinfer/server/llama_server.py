@@ -41,8 +41,6 @@ Pairs = Annotated[list[tuple[int | str, Bias | bool]], Field(max_length=1 << 16,
 class Native(Generate):
     """Fields of Generate, and these."""
 
-    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
-    """max_tokens; -2: until the context is full."""
     n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
     mirostat: int | None = None
     logit_bias: Any = None
@@ -173,7 +171,7 @@ def add(at: Host, post: Add, get: Add) -> None:
 def _fields(body: Native) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in Generate.model_fields if name in body.model_fields_set}
     if body.n_predict is not None:
-        fields["max_tokens"] = max(body.n_predict, -1)
+        fields.pop("max_tokens", None)
     if body.n_probs:
         fields["logprobs"] = body.n_probs
     if body.mirostat is not None:

@@ -102,6 +102,8 @@ class Generate(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None
+    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
+    """llama-server's name of max_tokens; -2: until the context is full."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -35,6 +35,13 @@ def test_completion(http: Any, playing: Actor) -> None:
     assert timings["predicted_per_second"] > 0 and timings["prompt_ms"] > 0
     cut = post(http, "/completion", prompt="Count:", n_predict=2)
     assert cut["stop_type"] == "limit" and cut["tokens_predicted"] == 2
+    messages = [{"role": "user", "content": "Count:"}]
+    for path, asks in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "Count:"}),
+    ):
+        assert post(http, path, n_predict=2, **asks)["usage"]["completion_tokens"] == 2
+        assert post(http, path, n_predict=2, max_tokens=3, **asks)["usage"]["completion_tokens"] == 3
     word = post(http, "/completion", prompt="Count:", stop=["two"])
     assert (word["stop_type"], word["stopping_word"], word["content"]) == ("word", "two", "one ")
     text = http.post("/completion", json={"prompt": "Count:", "stream": True}).text
