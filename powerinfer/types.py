@@ -33,10 +33,12 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class StoppedBy(TypedDict, total=False):
-    """Of a choice; `stop_reason` stands there only where one of the request's own stops ended it."""
+class ChoiceExtras(TypedDict, total=False):
+    """`stop_reason` stands there only where one of the request's own stops ended the answer, `token_ids` only
+    where they were asked for (`return_token_ids`)."""
 
     stop_reason: str | int
+    token_ids: list[int]
 
 
 class _CompletionChoice(TypedDict):
@@ -46,7 +48,7 @@ class _CompletionChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class CompletionChoice(_CompletionChoice, StoppedBy, total=False):
+class CompletionChoice(_CompletionChoice, ChoiceExtras, total=False):
     prompt_logprobs: PromptLogprobs
     """Of the first choice, where they were asked for."""
 
@@ -115,7 +117,7 @@ class AssistantMessage(_AssistantMessage, total=False):
     function_call: FunctionCall
 
 
-class ChatChoice(StoppedBy):
+class ChatChoice(ChoiceExtras):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
@@ -146,7 +148,7 @@ class ChatDelta(TypedDict, total=False):
     function_call: FunctionCall
 
 
-class ChatChunkChoice(StoppedBy):
+class ChatChunkChoice(ChoiceExtras):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None

@@ -17,7 +17,7 @@ _SAMPLING = (
 )
 _SHARED = (
     *("n", "stop", "seed", "logit_bias", "grammar", "stop_token_ids", "min_tokens", "ignore_eos"),
-    "prompt_logprobs",
+    *("prompt_logprobs", "return_token_ids"),
 )
 CONTINUING = ("continue_final_message", "add_generation_prompt")
 _CHAT = (

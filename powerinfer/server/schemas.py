@@ -159,6 +159,8 @@ class Generate(Body):
     stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    """Choices have `token_ids`, those of the answer without the one that ended it."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     lora: Lora | None = None
     """Adapters for this request alone; those that are not named are not used."""

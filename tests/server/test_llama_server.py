@@ -49,6 +49,14 @@ def test_completion(http: Any, playing: Actor) -> None:
     assert "".join(part["content"] for part in parts) == "one two three"
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1]["timings"]["predicted_n"] == whole["tokens_predicted"]
+    ids = post(http, "/completion", prompt="Count:", return_tokens=True)["tokens"]
+    assert post(http, "/detokenize", tokens=ids)["content"] == "one two three" and whole["tokens"] == []
+    body = {"prompt": "Count:", "stream": True, "return_tokens": True}
+    frames = http.post("/completion", json=body).text.split("\n\n")
+    told = [json.loads(frame.removeprefix("data: "))["tokens"] for frame in frames if frame]
+    assert [token for tokens in told for token in tokens] == ids
+    chat = post(http, "/v1/completions", prompt="Count:", return_token_ids=True)
+    assert chat["choices"][0]["token_ids"] == ids
     # What has no value asks for nothing: clients send all their settings.
     empty = {"grammar": "", "json_schema": None, "stop": [], "logit_bias": [], "mirostat": 0, "id_slot": -1}
     assert post(http, "/completion", prompt="Count:", **empty)["content"] == "one two three"
