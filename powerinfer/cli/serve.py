@@ -372,6 +372,8 @@ def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise ArgumentError(f"--port is {args.port}, it must be in 0..65535")
+    if not args.host.strip():  # sockets would take it for all addresses
+        raise ArgumentError("--host is empty; 0.0.0.0 is all addresses of this machine")
     for name in ("max_body", "timeout", "shutdown_timeout"):
         value, may_be_0 = getattr(args, name), name == "shutdown_timeout"
         if not 0 <= value <= _MOST or (value == 0 and not may_be_0):

@@ -83,6 +83,7 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["--lora", "poet=/nothing"], "/nothing"),
         (["--lora", "poet=demo"], "is no LoRA adapter: 'general.type' is 'model'"),
         (["--trusted-proxies", "10.0.0.1,proxy"], "--trusted-proxies: 'proxy'"),
+        (["--host", ""], "--host is empty"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),
         (["--ssl-cert-file", "/nothing"], "err: powerinfer: the certificate"),
