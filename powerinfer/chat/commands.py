@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,14 +55,16 @@ def reset(chat: Chat, rest: str) -> None:
 
 
 def retry(chat: Chat, rest: str) -> None:
-    last = chat.conversation.turns[-2:]
-    question = chat.conversation.take_back()
-    n_before = len(chat.conversation.turns)
+    said, n_forgotten = chat.conversation, chat.conversation.n_forgotten
+    last = said.turns[-2:]
+    question = said.take_back()
+    n_before = len(said.turns)
     try:
         chat.answer(question)
     finally:
-        if len(chat.conversation.turns) == n_before:  # there is no new answer: the old one stays
-            chat.conversation.turns += last
+        if len(said.turns) == n_before:  # there is no new answer: the old one stays
+            said.turns += last
+            said.n_forgotten = max(said.n_forgotten, n_forgotten)
 
 
 def undo(chat: Chat, rest: str) -> None:
@@ -228,7 +231,7 @@ ALIASES = {"?": "help", "bye": "quit", "exit": "quit", "clear": "reset", "regen"
 
 def is_command(line: str) -> bool:
     """Whether a line is a command; a question may begin with a path: no command has a slash within."""
-    return line.startswith("/") and "/" not in line[1:].partition(" ")[0]
+    return line.startswith("/") and "/" not in re.split(r"\s", line[1:], maxsplit=1)[0]
 
 
 def run(chat: Chat, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -317,10 +318,10 @@ def test_the_last_question_again(
         assert after[:3] == before[:3] and len(after) == 4 and after[3] != before[3]
         kept = [dict(turn) for turn in after]
         talk.conversation.system = "word " * 200  # no longer fits
+        talk.conversation.n_forgotten = 4
         with pytest.raises(PowerInferError, match="n_ctx is 128"):
             commands.run(talk, "/retry")
-        assert talk.conversation.turns == kept
-        talk.conversation.n_forgotten = 4
+        assert talk.conversation.turns == kept and talk.conversation.n_forgotten == 4
         capsys.readouterr()
         commands.run(talk, "/undo")
         assert talk.conversation.turns == before[:2] and talk.conversation.n_forgotten == 2
@@ -335,6 +336,26 @@ def test_a_question_may_begin_with_a_path(
     assert code == 0 and out
     code, out, err = chat("/usr\n/\n", *options, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 1 and out == "" and "no command /usr;" in err and "no command /;" in err
+    assert commands.is_command("/help\nsee a/b") and not commands.is_command("/a/b\nc")
+
+
+def test_an_input_that_cannot_be_read_ends_the_chat(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal that is gone, for one: the error came again and again."""
+
+    class Gone(io.StringIO):
+        n_reads = 0
+
+        def readline(self, *size: Any) -> str:
+            self.n_reads += 1
+            assert self.n_reads < 3
+            raise OSError(errno.EIO, "Input/output error")
+
+    gone = Gone()
+    monkeypatch.setattr(sys, "stdin", gone)
+    assert main(["chat", str(endless_path), "-t", "1"]) == 1 and gone.n_reads == 1
+    assert capsys.readouterr().err.endswith("powerinfer: Input/output error\n")
 
 
 def test_settings_are_said_and_other_programs_words_known(

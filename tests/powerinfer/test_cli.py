@@ -229,6 +229,14 @@ def test_what_to_use_instead(words: str, says: str, capsys: Captured) -> None:
     assert end.value.code == 2 and "is not an option here: " in err and says in err
 
 
+@pytest.mark.parametrize("words", [["chat"], ["chat", "-m"], ["run", "-p", "hi", "-m"], ["info"]])
+def test_an_empty_name_is_no_model(words: list[str], capsys: Captured) -> None:
+    """A variable that is not set: the demo is not what was asked for."""
+    assert main([*words, ""]) == 1
+    assert "the model's path is empty" in capsys.readouterr().err
+    assert parse(["serve", "-m", ""]).model == [""] and parse(["serve"]).model == ["demo"]
+
+
 def test_nothing_at_all_is_help(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     with pytest.raises(SystemExit) as end:
         main([])

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from powerinfer import ArgumentError
 from powerinfer._engine.embedding import POOLING
 from powerinfer.cli import main, parse
 from powerinfer.cli.long_lived import is_glibc
+from powerinfer.cli.serve import read_origins
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 from tests import models
 
@@ -84,6 +86,7 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["--lora", "poet=demo"], "is no LoRA adapter: 'general.type' is 'model'"),
         (["--trusted-proxies", "10.0.0.1,proxy"], "--trusted-proxies: 'proxy'"),
         (["--host", ""], "--host is empty"),
+        (["-m", ""], "two models"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),
         (["--ssl-cert-file", "/nothing"], "err: powerinfer: the certificate"),
@@ -94,6 +97,21 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str], words: list[str], sai
     assert main(["serve", model, "-c", "256", "--port", "0", *words]) == 1
     err = "err: " + capsys.readouterr().err
     assert said in err and "Errno" not in err
+
+
+def test_origins() -> None:
+    given = [
+        "*",
+        "null",
+        "http://localhost:3000",
+        "https://Example.org",
+        "chrome-extension://abc",
+        "app://x.y",
+    ]
+    assert read_origins(given) == tuple(origin.lower() for origin in given)
+    for wrong in ("", "x", "https://", "https://a/b", "https://a/", "https://a b", "https://u@a", "//a"):
+        with pytest.raises(ArgumentError, match="it must be an origin"):
+            read_origins([wrong])
 
 
 def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
