@@ -76,6 +76,7 @@ _EASY = frozenset(
             "stop_token_ids",
             "min_tokens",
             "ignore_eos",
+            "return_token_ids",
         ),
         *("temperature", "temp", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty"),
         *("presence_penalty", "frequency_penalty"),

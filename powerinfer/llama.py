@@ -46,6 +46,7 @@ from ._llama.loader import ContextSize, Loader, batch_of, loading_bar, summary
 from ._llama.online import FirstTokens, OnlineStatistics, Placement
 from ._llama.options import LlamaOptions, OtherLlamaOptions, spelled
 from .compat.arguments import LATER_INIT, NO_EFFECT_INIT, refuse, refuse_other_rope, without_settled
+from .compat.params import Params
 from .errors import ArgumentError, ArgumentTypeError, ClosedError, FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 _EMBEDDED_TOGETHER = 8  # texts of one call of embed()
 
 
-class Llama(Info, ContextGenerating, Completions, Embeddings):
+class Llama(Info, ContextGenerating, Completions, Embeddings, Params):
     """A model with one context, for one conversation at a time.
 
     with Llama("model.gguf") as llm:  # or Llama.demo()

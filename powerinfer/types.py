@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+PromptLogprobs = list[dict[str, Any] | None]
+"""For each token of the prompt, None for the first: what create_completion() says of `prompt_logprobs`."""
 
 
 class Usage(TypedDict):
@@ -31,11 +33,24 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class CompletionChoice(TypedDict):
+class ChoiceExtras(TypedDict, total=False):
+    """`stop_reason` stands there only where one of the request's own stops ended the answer, `token_ids` only
+    where they were asked for (`return_token_ids`)."""
+
+    stop_reason: str | int
+    token_ids: list[int]
+
+
+class _CompletionChoice(TypedDict):
     text: str
     index: int
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+
+
+class CompletionChoice(_CompletionChoice, ChoiceExtras, total=False):
+    prompt_logprobs: PromptLogprobs
+    """Of the first choice, where they were asked for."""
 
 
 class Completion(TypedDict):
@@ -76,42 +91,53 @@ class FunctionCallDelta(TypedDict, total=False):
     arguments: str
 
 
-class ToolCallDelta(TypedDict, total=False):
+class _ToolCallDelta(TypedDict):
+    index: int
+
+
+class ToolCallDelta(_ToolCallDelta, total=False):
     """A tool call in a streamed answer, or more of the arguments of the one with this index."""
 
-    index: int
     id: str
     type: Literal["function"]
     function: FunctionCallDelta
 
 
-class AssistantMessage(TypedDict, total=False):
-    """`content` is None where there are only tool calls; those stand there only if there are some."""
-
+class _AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
+
+
+class AssistantMessage(_AssistantMessage, total=False):
+    """`content` is None where there are only tool calls; those stand there only if there are some."""
+
     reasoning_content: str
     """What the model said to itself before the answer, if it did."""
     tool_calls: list[ToolCall]
     function_call: FunctionCall
 
 
-class ChatChoice(TypedDict):
+class ChatChoice(ChoiceExtras):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
-class ChatCompletion(TypedDict):
-    """Result of create_chat_completion."""
-
+class _ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
+
+
+class ChatCompletion(_ChatCompletion, total=False):
+    """Result of create_chat_completion."""
+
+    prompt_logprobs: PromptLogprobs
+    """Where they were asked for."""
 
 
 class ChatDelta(TypedDict, total=False):
@@ -122,7 +148,7 @@ class ChatDelta(TypedDict, total=False):
     function_call: FunctionCall
 
 
-class ChatChunkChoice(TypedDict):
+class ChatChunkChoice(ChoiceExtras):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None

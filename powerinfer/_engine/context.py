@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ContextError, FormatError, PowerInferError
+from ..errors import ArgumentError, ContextError, FormatError, PowerInferError, UnsupportedError
 from .arrays import Ids, Logits
 from .choice import Choice
 from .engine import Engine
@@ -170,6 +170,28 @@ class Context:
         """Forgets everything."""
         self.engine.suspend()
         self.engine.cache.drop(self._sequence)
+
+    def shorten(self, n: int) -> None:
+        """Forgets all but the first n tokens. Raises ArgumentError (more than are held), UnsupportedError
+        (layers with states or windows cannot go back so far)."""
+        self.engine.suspend()
+        sequence, held = self._sequence, self.n_tokens
+        if not 0 <= n <= held:
+            raise ArgumentError(f"n_tokens is {n}, and the context holds {held} tokens: it must be 0..{held}")
+        if n == held:
+            return
+        if n == 0:
+            self.clear()
+            return
+        at = self.session.reachable(n, seq=sequence.number)
+        if at != n:
+            raise UnsupportedError(
+                f"the context cannot go back to {n} tokens, only to {at}: not all layers of this model keep "
+                "what they would need"
+            )
+        self.engine.cache.cut(sequence, n)
+        self._loaded = None if self._rows is None else self._rows[n - 1].copy()
+        self._loaded_at = (self.engine.n_feeds, n)
 
     def save(self) -> ContextState:
         """A copy of everything that is held."""

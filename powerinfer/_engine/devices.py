@@ -9,7 +9,6 @@ None                         what is free of the GPUs, less a margin; the CPU if
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from . import machine
 from .cuda import too_old
 from .machine import DeviceFacts, GpuDriver
 from .types import DEVICE, devices_of
+from .warn import warn
 
 Budget = float | Sequence[float] | None
 Names = str | int | Sequence[str | int] | None
@@ -64,7 +64,7 @@ def warn_once(reason: str, what: str = "there is a GPU, but it") -> None:
     """Warns that a GPU is not used; once for each reason."""
     if reason not in _warned:
         _warned.add(reason)
-        warnings.warn(f"{what} is not used: {reason}", stacklevel=2)
+        warn(f"{what} is not used: {reason}")
 
 
 _ANY_BYTES = 1 << 50  # more than a device has

@@ -72,25 +72,28 @@ def add_adapters(model: Model, adapters: Sequence[tuple[str | os.PathLike[str], 
     return None
 
 
+def check_adapter(file: ModelFile, model_architecture: Any) -> None:
+    """Whether the keys of a file are those of a LoRA for models of an architecture.
+
+    Raises FormatError, UnsupportedError (aLoRA)."""
+    meta = file.metadata
+    if meta.get("general.type") != "adapter" or meta.get("adapter.type") != "lora":
+        raise FormatError(f"{file.path} is no LoRA adapter: 'general.type' is {meta.get('general.type')!r}")
+    architecture = meta.get("general.architecture")
+    if architecture != model_architecture:
+        raise FormatError(f"{file.path} is for {architecture!r}, the model is {model_architecture!r}")
+    if "adapter.alora.invocation_tokens" in meta:
+        raise UnsupportedError(f"{file.path} is an activated LoRA (aLoRA), which is not supported")
+
+
 def _read(model: Model, path: str | os.PathLike[str], scale: float) -> dict[str, Pair]:
     """What the adapter of a file adds to each matrix."""
     if not math.isfinite(scale):
         raise ArgumentError(f"lora_scale is {scale}")
     found: dict[str, Pair] = {}
     with ModelFile(path) as file:
-        meta = file.metadata
-        if meta.get("general.type") != "adapter" or meta.get("adapter.type") != "lora":
-            raise FormatError(
-                f"{file.path} is no LoRA adapter: 'general.type' is {meta.get('general.type')!r}"
-            )
-        architecture = meta.get("general.architecture")
-        if architecture != model.info.architecture:
-            raise FormatError(
-                f"{file.path} is for {architecture!r}, the model is {model.info.architecture!r}"
-            )
-        if "adapter.alora.invocation_tokens" in meta:
-            raise UnsupportedError(f"{file.path} is an activated LoRA (aLoRA), which is not supported")
-        alpha = meta.get("adapter.lora.alpha", 0.0)
+        check_adapter(file, model.info.architecture)
+        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
         shapes = {t.name: t.shape for t in file.tensors}
         pairs = _pairs(file, shapes)
         for name, rank in pairs.items():

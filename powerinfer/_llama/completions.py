@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .._text.tool_calls import Tool, ToolCallParser
 
 _HOOKS = ("seed", "logit_bias", "logits_processor", "stopping_criteria")
-_LENGTH = ("stop_token_ids", "min_tokens", "ignore_eos", "prompt_only")
+_LENGTH = ("stop_token_ids", "min_tokens", "ignore_eos", "prompt_only", "return_token_ids")
 CHAT_TEMPERATURE = 0.2  # what llama-cpp-python answers with; it completes with 0.8
 
 MAX_ANSWERS = 1024
@@ -62,6 +62,7 @@ class _Request:
     ignore_eos: bool = False
     prompt_only: bool = False
     """The prompt is computed and nothing after it."""
+    return_token_ids: bool = False
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def watch(self, row: Row, token: int) -> None:
@@ -187,7 +188,8 @@ class Completions(Generating):
         Further options: seed (None: the next number of the object's own), logit_bias ({token id: number
         that is added}), logits_processor and stopping_criteria as in generate(); stop_token_ids (tokens that
         end the answer and are not part of it), min_tokens (before which no such token and no end token is
-        chosen), ignore_eos (no end token is ever chosen), prompt_only (compute the prompt and nothing more).
+        chosen), ignore_eos (no end token is ever chosen), prompt_only (compute the prompt and nothing more),
+        return_token_ids (choices have the answer's "token_ids", without the token that ended it).
 
         Returns a dict in OpenAI's shape: the text is result["choices"][0]["text"], token counts are in
         result["usage"]. With stream the parts have the same shape, and each has its piece of the text.
@@ -518,6 +520,7 @@ class Completions(Generating):
             logprobs=logprobs,
             special=request.special,
             ends=ends,
+            tells_ids=request.return_token_ids,
         )
 
     def _prompt_logprobs(self, ids: list[int], n_top: int) -> list[dict[str, Any] | None]:

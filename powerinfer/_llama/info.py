@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .._engine import _native
 from .._engine.activations import SILENT
 from .._engine.arrays import Ids, Logits, as_int32, common_prefix
+from .._engine.checks import whole
 from .._engine.context import Context
 from .._engine.file import ModelFile
 from .._engine.report import LlamaInfo, Timings
@@ -147,9 +148,15 @@ class Info(ABC):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the context holds."""
+        """Tokens that the context holds. Setting it forgets those behind: eval() then goes on from there."""
         with self._lock:
             return self._ctx.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        n = whole("n_tokens", n)
+        with self._lock:
+            self._ctx.shorten(n)
 
     @property
     def input_ids(self) -> Ids:

@@ -8,7 +8,6 @@ when the weights are in it (an eighth of what is free, if that is more).
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from .._engine.devices import GIB, Budget, Devices, Names, choose_devices, facts
 from .._engine.machine import available_bytes
 from .._engine.session import Model, Session
 from .._engine.types import KV_TYPE, N_BATCH, SPARSITY, Progress, name_of, number_of
+from .._engine.warn import warn
 from ..errors import (
     ArgumentError,
     DeviceError,
@@ -122,10 +122,9 @@ class Loader:
                 f'n_ctx="auto" would take {fits:,}'
             )
         if n_ctx > info.n_ctx_train:
-            warnings.warn(
+            warn(
                 f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained for: "
-                "what it says beyond those may make no sense",
-                stacklevel=4,
+                "what it says beyond those may make no sense"
             )
 
     def session(self, progress: Progress | None = None, *, strict: bool = False) -> Session:
@@ -431,7 +430,7 @@ def _warn_of_mapping(plan: Plan, session: Session) -> None:
     info = session.info
     missing = planned - info.n_zero_copy
     if info.n_unmapped_bytes and not missing:
-        warnings.warn(
+        warn(
             f"the GPU's driver cannot map {info.n_unmapped_bytes / GIB:.2f} GiB of the weights in host "
             "memory: long prompts copy them through a small buffer and are slower"
             + (
@@ -439,15 +438,13 @@ def _warn_of_mapping(plan: Plan, session: Session) -> None:
                 "plan says"
                 if plan.expected.active_pcie
                 else ""
-            ),
-            stacklevel=5,
+            )
         )
     if missing:
-        warnings.warn(
+        warn(
             f"of {planned} neurons the plan wants the GPU to read the weights in host memory, which cannot "
             f"be mapped for {missing} of them: the CPU computes those, and fewer tokens/s are to be expected "
-            "than the plan says",
-            stacklevel=5,
+            "than the plan says"
         )
 
 
@@ -459,8 +456,7 @@ def _warn_of_memory(model: Model, plan: Plan | None) -> None:
         b = plan.bytes
         here -= min(here, b.attention + b.predictor + b.ffn + b.head)
     if free and here > free:
-        warnings.warn(
+        warn(
             f"{here / GIB:.1f} GiB of the weights of {model.file.path.name} stay in RAM, and "
-            f"{free / GIB:.1f} GiB are free: parts of them are read from disk for every token",
-            stacklevel=4,
+            f"{free / GIB:.1f} GiB are free: parts of them are read from disk for every token"
         )

@@ -86,6 +86,7 @@ class GenerationOptions(SamplingOptions, total=False):
     min_tokens: int | None
     ignore_eos: bool | None
     prompt_only: bool | None
+    return_token_ids: bool | None
 
 
 class _AnswerOptions(GenerationOptions, total=False):

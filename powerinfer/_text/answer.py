@@ -63,12 +63,14 @@ class Answer:
         logprobs: list[TokenLogprob] | None = None,
         special: Set[int] = frozenset(),
         ends: Set[int] = frozenset(),
+        tells_ids: bool = False,
     ) -> None:
         """
         tokens: a generator of them is closed at the end.
         logprobs: where the maker of tokens appends an entry before it gives a token; None: not wanted.
         special: control tokens that are part of the text.
         ends: tokens that end it, beside the tokenizer's.
+        tells_ids: whether results have the answer's token ids.
         """
         self.prompt = prompt
         self.tokenizer = tokenizer
@@ -84,6 +86,8 @@ class Answer:
         self._limit = limit
         self._ends = ends
         self._entries = logprobs
+        self.tells_ids = tells_ids
+        self._ids: list[int] = []
         self._offsets: list[int] = []
         self._n_told = 0
 
@@ -108,6 +112,8 @@ class Answer:
                 if token in eog:
                     break
                 self.n_tokens += 1
+                if self.tells_ids:
+                    self._ids.append(token)
                 if self._entries is not None:
                     self._offsets.append(self._stream.position)
                 text = self._stream.push(token)
@@ -138,6 +144,11 @@ class Answer:
         part = slice(self._n_told, end)
         self._n_told = end
         return text, self._entries[part], self._offsets[part]
+
+    def new_ids(self) -> dict[str, list[int]]:
+        """For a choice: the ids of the tokens that came since the last call."""
+        ids, self._ids = self._ids, []
+        return {"token_ids": ids}
 
     @property
     def usage(self) -> Usage:
@@ -228,9 +239,10 @@ def _told(answer: Answer, part: Part, before: int) -> CompletionLogprobs | None:
 
 
 def _choice(
-    text: str, logprobs: CompletionLogprobs | None, reason: FinishReason | None
+    answer: Answer, text: str, logprobs: CompletionLogprobs | None, reason: FinishReason | None
 ) -> list[CompletionChoice]:
-    return [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]
+    choice: Any = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
+    return [choice | answer.new_ids() if answer.tells_ids else choice]
 
 
 def completion(answer: Answer, model: str, echo: Echo) -> Completion:
@@ -242,7 +254,7 @@ def completion(answer: Answer, model: str, echo: Echo) -> Completion:
         entries += its_entries
         offsets += [echo.before + offset for offset in its_offsets]
     whole = "".join(texts)
-    choices = _choice(whole, _told(answer, (whole, entries, offsets), 0), answer.finish_reason)
+    choices = _choice(answer, whole, _told(answer, (whole, entries, offsets), 0), answer.finish_reason)
     choices[0] |= _why(answer)
     result: Completion = _with(head, choices=choices, usage=answer.usage)
     return result
@@ -253,14 +265,14 @@ def completion_chunks(answer: Answer, model: str, echo: Echo) -> Iterator[Comple
     head = _head("text_completion", "cmpl", model)
     if echo.text or echo.logprobs:
         begin = (echo.text, echo.logprobs, echo.offsets)
-        yield _with(head, choices=_choice(echo.text, _told(answer, begin, 0), None))
+        yield _with(head, choices=_choice(answer, echo.text, _told(answer, begin, 0), None))
     for part in answer.parts():
         if part is PAUSE:
             yield None
             continue
         told = _told(answer, part, echo.before) if answer.wants_logprobs else None
-        yield _with(head, choices=_choice(part[0], told, None))
-    choices = _choice("", None, answer.finish_reason)
+        yield _with(head, choices=_choice(answer, part[0], told, None))
+    choices = _choice(answer, "", None, answer.finish_reason)
     choices[0] |= _why(answer)
     yield _with(head, choices=choices)
 
@@ -323,7 +335,8 @@ def chat_completion(
         logprobs = {"content": entries, "refusal": None}
     assert answer.finish_reason is not None
     reason = _reason(answer.finish_reason, legacy)
-    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason, **_why(answer)}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    choice |= (answer.new_ids() if answer.tells_ids else {}) | _why(answer)
     result: ChatCompletion = _with(head, choices=[choice], usage=answer.usage)
     return result
 
@@ -343,6 +356,8 @@ def chat_completion_chunks(
         delta: Any, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None
     ) -> ChatCompletionChunk:
         choice: Any = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        if answer.tells_ids:
+            choice |= answer.new_ids()
         if reason is not None:
             choice |= _why(answer)
         result: ChatCompletionChunk = _with(head, choices=[choice])

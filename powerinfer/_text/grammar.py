@@ -195,9 +195,9 @@ def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar
     """The grammar that OpenAI's `response_format` asks for, not compiled yet; None for plain text.
 
     {"type": "json_object"}, with llama-cpp-python's optional "schema",
-    {"type": "json_schema", "json_schema": {"schema": {...}}}, and beyond OpenAI's
-    {"type": "regex", "regex": "..."}, {"type": "choice", "choice": ["..."]} and
-    {"type": "grammar", "grammar": "..."}. Raises ArgumentError for others.
+    {"type": "json_schema", "json_schema": {"schema": {...}}} (as llama-server has it also without the inner
+    mapping), and beyond OpenAI's {"type": "regex", "regex": "..."}, {"type": "choice", "choice": ["..."]}
+    and {"type": "grammar", "grammar": "..."}. Raises ArgumentError for others.
     """
     if response_format is None:
         return None
@@ -210,7 +210,7 @@ def grammar_of_format(response_format: Mapping[str, Any] | None) -> LlamaGrammar
     if kind == "json_object":
         schema = response_format.get("schema") or {"type": "object"}
     elif kind == "json_schema":
-        described = response_format.get("json_schema")
+        described = response_format.get("json_schema", response_format)
         if not isinstance(described, Mapping) or "schema" not in described:
             raise ArgumentError("response_format has no 'json_schema' with a 'schema'")
         schema = described["schema"]

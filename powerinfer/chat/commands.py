@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import get_args
 
 from rich.table import Table
@@ -50,6 +52,24 @@ def reset(chat: Chat, rest: str) -> None:
     chat.conversation.reset()
     chat.llm.reset()
     chat.ui.note("The conversation is forgotten.")
+
+
+def retry(chat: Chat, rest: str) -> None:
+    said, n_forgotten = chat.conversation, chat.conversation.n_forgotten
+    last = said.turns[-2:]
+    question = said.take_back()
+    n_before = len(said.turns)
+    try:
+        chat.answer(question)
+    finally:
+        if len(said.turns) == n_before:  # there is no new answer: the old one stays
+            said.turns += last
+            said.n_forgotten = max(said.n_forgotten, n_forgotten)
+
+
+def undo(chat: Chat, rest: str) -> None:
+    question = chat.conversation.take_back()
+    chat.ui.note(f"Taken back: {shorten(question, 60)}")
 
 
 def system(chat: Chat, rest: str) -> None:
@@ -189,6 +209,8 @@ def quit_(chat: Chat, rest: str) -> None:
 
 COMMANDS = {
     "help": Command(help_, "", "this list"),
+    "retry": Command(retry, "", "answer the last question once more, instead of the last answer"),
+    "undo": Command(undo, "", "take back the last question and its answer"),
     "reset": Command(reset, "", "forget the conversation"),
     "system": Command(system, "[TEXT|none]", "show, set or remove the system message", ("none",)),
     "set": Command(
@@ -203,8 +225,13 @@ COMMANDS = {
     "quit": Command(quit_, "", "end the chat"),
 }
 
-ALIASES = {"?": "help", "bye": "quit", "exit": "quit", "clear": "reset"}
+ALIASES = {"?": "help", "bye": "quit", "exit": "quit", "clear": "reset", "regen": "retry"}
 """What ollama and llama.cpp call them."""
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is a command; a question may begin with a path: no command has a slash within."""
+    return line.startswith("/") and "/" not in re.split(r"\s", line[1:], maxsplit=1)[0]
 
 
 def run(chat: Chat, line: str) -> None:

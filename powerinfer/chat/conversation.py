@@ -62,6 +62,15 @@ class Conversation:
         """Appends a question and its answer."""
         self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
+    def take_back(self) -> str:
+        """Removes the last question and its answer; returns the question. Raises ArgumentError."""
+        if not self.turns:
+            raise ArgumentError("there is no question yet")
+        question = self.turns[-2]["content"]
+        del self.turns[-2:]
+        self.n_forgotten = min(self.n_forgotten, len(self.turns))
+        return question
+
     def forget_half(self) -> bool:
         """No longer shows the model the older half of what it is shown; False if that is nothing."""
         n_exchanges = (len(self.turns) - self.n_forgotten) // 2

@@ -21,10 +21,11 @@ def run(chat: Chat) -> int:
 
 def _turn(chat: Chat) -> bool:
     """One line; False if something failed. Raises EOFError at the end of the input."""
+    line = None
     try:
         line = chat.ui.read()
         chat.hinted = False
-        if line.startswith("/"):
+        if commands.is_command(line):
             commands.run(chat, line)
         elif line:
             chat.answer(line)
@@ -37,6 +38,8 @@ def _turn(chat: Chat) -> bool:
     except BrokenPipeError:
         raise
     except (PowerInferError, OSError) as error:
+        if line is None:  # an input that cannot be read: the next time would be the same
+            raise
         chat.ui.error(sentence(error))
         return False
     return True

@@ -84,7 +84,8 @@ class Ui:
         first, more = ("\x1b[1;32m> \x1b[0m", "\x1b[32m. \x1b[0m") if colour else ("> ", ". ")
         return lambda: self._joined(
             lambda again: session.prompt(
-                ANSI(more if again else first), prompt_continuation=lambda width, line, wraps: ANSI(more)
+                ANSI(more if again else first),
+                prompt_continuation=lambda width, line, wraps: ANSI("  " if wraps else more),
             )
         )
 

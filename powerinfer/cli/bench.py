@@ -29,6 +29,7 @@ from ..bench import (
     resident_pages,
 )
 from ..errors import ArgumentError
+from .llama_cpp import add_bench
 from .options import Parser, add_model, add_predictor, devices, vram_budget
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ powerinfer bench model.gguf --mtp --draft-max 1,3,5 --draft-right own,0,50,70,90
 """
 
 READ_BYTES = 2 << 30  # more than any last-level cache
+
+
+def on_or_off(text: str) -> bool:
+    """A switch as llama-bench has it."""
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -91,6 +99,10 @@ def add_arguments(parser: Parser) -> None:
         action="store_false",
         help="copy the weights into memory of huge pages",
     )
+    parser.add_argument(
+        "-mmp", "--mmap", dest="use_mmap", type=on_or_off, default=True, help=argparse.SUPPRESS
+    )
+    add_bench(parser)
     parser.add_argument(
         "--vram-budget",
         type=vram_budget,

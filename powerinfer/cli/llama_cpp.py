@@ -32,9 +32,31 @@ _INSTEAD: Options = (
     (("-hft", "--hf-token"), 1, "the environment's HF_TOKEN is used"),
     (("--chat-template",), 1, "--chat-format NAME or --chat-template-file FILE replaces the file's template"),
 )
+_INSTEAD_OF_BENCH: Options = (
+    (("-ngl", "--n-gpu-layers", "--gpu-layers"), 1, f"{_BUDGET}; 0, the default, is the CPU"),
+    (("-ub", "--ubatch-size"), 1, "-b says how many tokens of a prompt are computed at a time"),
+    (("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), 1, "K and V are measured in f16"),
+    (("-nkvo", "--no-kv-offload"), 1, f"{_BUDGET}, K and V among it"),
+    (("-C", "--cpu-mask"), 1, "`taskset` chooses the cores"),
+    (("-o", "--output"), 1, "--json prints a line of JSON for each result, a table is the default"),
+)
+_INSTEAD_OF_QUANTIZE: Options = (
+    (("--imatrix", "--include-weights", "--exclude-weights"), 1, "weights are rounded for their own sake"),
+    (("--leave-output-tensor",), 0, "--output-tensor-type F16 keeps the output matrix"),
+    (("--tensor-type", "--tensor-type-file"), 1, "TYPE, --output-tensor-type and the others here say it"),
+    (("--keep-split",), 0, "the result is one file"),
+)
+_INSTEAD_OF_SERVERS: Options = (
+    (("--reasoning-format",), 1, "thoughts are always an answer's reasoning_content"),
+    (("--reasoning-budget",), 1, "a request's reasoning_effort says how much is thought (none: off)"),
+    (("--chat-template-kwargs",), 1, "a request's chat_template_kwargs has them"),
+    (("-cram", "--cache-ram", "--slot-save-path"), 1, "--kv-tokens says how much of conversations is kept"),
+    (("--api-prefix",), 1, "a proxy in front of the server can add one"),
+    (("--sleep-idle-seconds",), 1, "--idle-unload TIME does that"),
+)
 _ALWAYS = (
     *("--jinja", "--mmap", "--warmup", "--no-warmup", "--perf", "--no-perf", "--no-context-shift"),
-    *("-kvu", "--kv-unified"),
+    *("-kvu", "--kv-unified", "--log-disable"),
 )
 _ALWAYS_OF_SERVERS = (
     *("-cb", "--cont-batching", "--metrics", "--slots", "--props", "--embedding", "--embeddings"),
@@ -74,6 +96,21 @@ def add_always(parser: argparse._ActionsContainer, *, is_server: bool) -> None:
     """Options that are taken and change nothing."""
     more = _ALWAYS_OF_SERVERS if is_server else _ALWAYS_OF_TERMINALS
     parser.add_argument("-fa", "--flash-attn", *_ALWAYS, *more, nargs=0, action=Nothing)
+    if is_server:
+        add_instead(parser, _INSTEAD_OF_SERVERS)
+
+
+def add_bench(parser: argparse._ActionsContainer) -> None:
+    """Options of llama-bench."""
+    parser.add_argument("-fa", "--flash-attn", nargs=0, action=Nothing)
+    add_instead(parser, _INSTEAD_OF_BENCH)
+    add_instead(parser, [one for one in _INSTEAD if one[0][0] in ("-ncmoe", "-ot", "-sm", "-ts", "-mg")])
+
+
+def add_quantize(parser: argparse._ActionsContainer) -> None:
+    """Options of llama-quantize, and the number of threads behind the type."""
+    parser.add_argument("n_threads_last", nargs="?", type=int, help=argparse.SUPPRESS)
+    add_instead(parser, _INSTEAD_OF_QUANTIZE)
 
 
 def llama_cpp_words(words: Sequence[str]) -> list[str]:

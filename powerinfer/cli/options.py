@@ -289,14 +289,16 @@ def choose_model(args: argparse.Namespace) -> None:
     if isinstance(args.model, list):
         if args.model and args.model_option is not None:
             raise ArgumentError(f"two models: {args.model[0]} and {args.model_option}")
-        args.model = args.model or [args.model_option or args.default_model]
+        named = args.default_model if args.model_option is None else args.model_option
+        args.model = args.model or [named]
         return
     if args.model_option is not None and getattr(args, "prompt", "") is None:
         args.model, args.prompt = None, args.model
     if args.model is not None and args.model_option is not None:
         raise ArgumentError(f"two models: {args.model} and {args.model_option}")
-    args.model = args.model or args.model_option or args.default_model
-    if not args.model:
+    given = (args.model, args.model_option, args.default_model)
+    args.model = next((name for name in given if name is not None), None)  # "" is none, and refused as such
+    if args.model is None:
         args.usage_error("the following arguments are required: MODEL")
 
 
@@ -424,10 +426,17 @@ _LLAMA_CPP = {
 """Its names of them."""
 
 
-_FLAGS = {"type_k": "cache-type-k", "type_v": "cache-type-v", "use_mlock": "mlock"}
+_FLAGS = {
+    "type_k": "cache-type-k",
+    "type_v": "cache-type-v",
+    "use_mlock": "mlock",
+    "n_parallel": "parallel",
+    "n_pool": "kv-tokens",
+}
 _ARGUMENTS = (
     *("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_gpu_layers", "vram_budget", "devices", "sparsity"),
     *("chat_format", "activation", "predictor", "predictor_type", "threshold", *_FLAGS),
+    *("max_waiting", "replicas", "prompt_part"),
 )
 
 

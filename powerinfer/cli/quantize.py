@@ -14,6 +14,7 @@ from .._text.table import columns, output_width, paragraph
 from .._text.terminal import Bar
 from ..models.quantize import FAST, Change, check_requantize, choose_types, find_mixture, quantize_model
 from .info import short, size
+from .llama_cpp import add_quantize
 from .options import MODEL_HELP, Parser
 
 EXAMPLES = """
@@ -42,6 +43,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="IN", help=f"{MODEL_HELP}; any part of a split model")
     parser.add_argument("out", metavar="OUT", help="the file to write")
     parser.add_argument("type", metavar="TYPE", help="see below")
+    add_quantize(parser)
     parser.add_argument(
         "-t", "--n-threads", type=int, metavar="N", default=0, help="threads (default: physical cores)"
     )
@@ -94,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
                     mixture,
                     changes,
                     allow_requantize=args.allow_requantize,
-                    n_threads=args.n_threads,
+                    n_threads=args.n_threads or args.n_threads_last or 0,
                     progress=bar,
                 )
     if args.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from .._text.terminal import Bar, sentence
 from ..errors import ArgumentError, FileError
 from .answers import with_scale
-from .llama_cpp import add_instead
 from .options import (
     Parser,
     add_draft_arguments,
@@ -47,14 +47,6 @@ _MOST = 10**6  # seconds or MiB
 def add_arguments(parser: Parser) -> None:
     parser.open_with(EXAMPLES, usage="[MODEL ...] [options]")
     add_model_arguments(parser, default="demo", several=True)
-    add_instead(
-        parser,
-        [
-            (("--reasoning-format",), 1, "thoughts are always an answer's reasoning_content"),
-            (("--reasoning-budget",), 1, "a request's reasoning_effort says how much is thought (none: off)"),
-            (("--chat-template-kwargs",), 1, "a request's chat_template_kwargs has them"),
-        ],
-    )
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     server.add_argument("--port", type=int, default=8080, help="0: a free one (default %(default)s)")
@@ -299,6 +291,19 @@ def read_adapters(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
     return found
 
 
+def read_origins(given: Sequence[str]) -> tuple[str, ...]:
+    """As browsers send them: another spelling, a path or a slash behind it say, would never be met."""
+    for origin in given:
+        if origin not in ("*", "null") and not re.fullmatch(
+            r"[A-Za-z][A-Za-z0-9+.-]*://[^/\\?#@\s]+", origin
+        ):
+            raise ArgumentError(
+                f"--cors {origin}: it must be an origin, https://example.org or http://localhost:3000 say, "
+                "without a path or a slash behind it"
+            )
+    return tuple(origin.lower() for origin in given)
+
+
 def read_budgets(args: argparse.Namespace, names: list[tuple[str, ...]]) -> list[Any] | None:
     """Of each model; None: they share one."""
     budgets = args.vram_budget
@@ -315,6 +320,7 @@ def read_budgets(args: argparse.Namespace, names: list[tuple[str, ...]]) -> list
 def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> list[ServedModel]:
     """The models, none of which is open yet."""
     from .._engine.file import ModelFile
+    from .._engine.lora import check_adapter
     from ..async_llama import AsyncLlama, may_use_gpu
     from ..server.models import Group, ServedModel
 
@@ -358,18 +364,21 @@ def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
             )
         )
         for adapter in own_adapters:
-            ModelFile(adapter.path).close()  # which is there, and sound
+            with ModelFile(adapter.path) as file:
+                check_adapter(file, found[-1].file.metadata.get("general.architecture"))
     return found
 
 
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise ArgumentError(f"--port is {args.port}, it must be in 0..65535")
+    if not args.host.strip():  # sockets would take it for all addresses
+        raise ArgumentError("--host is empty; 0.0.0.0 is all addresses of this machine")
     for name in ("max_body", "timeout", "shutdown_timeout"):
-        if not 0 <= getattr(args, name) <= _MOST:
-            raise ArgumentError(
-                f"--{name.replace('_', '-')} is {getattr(args, name)}, it must be in 0..{_MOST}"
-            )
+        value, may_be_0 = getattr(args, name), name == "shutdown_timeout"
+        if not 0 <= value <= _MOST or (value == 0 and not may_be_0):
+            least = "in 0.." if may_be_0 else "more than 0, and at most "
+            raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, it must be {least}{_MOST}")
     if args.max_inputs < 1:
         raise ArgumentError(f"--max-inputs is {args.max_inputs}: too small")
     if args.per_address is not None and args.per_address < 0:
@@ -391,7 +400,7 @@ def main(args: argparse.Namespace) -> int:
         names=names[0],
         api_keys=keys,
         allowed_hosts=tuple(args.allowed_host),
-        cors_origins=tuple(args.cors),
+        cors_origins=read_origins(args.cors),
         defaults=defaults,
         max_tokens=most if most is not None and most > 0 else None,
         strict=args.strict,

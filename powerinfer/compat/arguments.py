@@ -7,13 +7,13 @@ themselves.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from .._engine.checks import real
+from .._engine.warn import warn
 from ..errors import FormatError, UnsupportedError
 
 # Name: the values that ask for nothing. Others would change answers, so they raise.
@@ -62,7 +62,7 @@ def refuse(
         if name in later and value not in later[name]:
             raise UnsupportedError(f"{name}={value!r} is not supported in this version")
         if name in no_effect and value not in no_effect[name]:
-            warnings.warn(f"{name}={value!r} has no effect", stacklevel=3)
+            warn(f"{name}={value!r} has no effect")
 
 
 def without_settled(given: Mapping[str, Any], n_threads: int | None) -> dict[str, Any]:

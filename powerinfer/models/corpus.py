@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._engine.file import ModelFile
+from .._engine.warn import warn
 from ..errors import ArgumentError, FileError
 
 STDIN = "-"
@@ -61,10 +61,9 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            warnings.warn(
+            warn(
                 f"{name} is not UTF-8 (byte {error.start:,} is 0x{text[error.start]:02x}): its bytes are "
-                "read as they are",
-                stacklevel=2,
+                "read as they are"
             )
     return text
 

@@ -17,7 +17,7 @@ _SAMPLING = (
 )
 _SHARED = (
     *("n", "stop", "seed", "logit_bias", "grammar", "stop_token_ids", "min_tokens", "ignore_eos"),
-    "prompt_logprobs",
+    *("prompt_logprobs", "return_token_ids"),
 )
 CONTINUING = ("continue_final_message", "add_generation_prompt")
 _CHAT = (
@@ -64,6 +64,8 @@ def _limit(body: Generate, settings: Settings, options: dict[str, Any]) -> None:
         if asked is not None and asked != body.max_completion_tokens:
             raise invalid("max_tokens and max_completion_tokens differ", "max_tokens")
         asked, name = body.max_completion_tokens, "max_completion_tokens"
+    if asked is None and body.n_predict is not None:
+        asked, name = max(body.n_predict, -1), "n_predict"
     most = settings.max_tokens
     if asked is not None and most is not None and asked > most:
         raise invalid(f"{name} is {asked}, this server gives at most {most}", name)

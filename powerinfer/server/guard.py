@@ -162,6 +162,14 @@ class Guard:
             raise Problem(
                 415, f"the Content-Type must be application/json, not {said}", code="unsupported_media_type"
             )
+        coding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if coding != b"identity":
+            said = shown(coding.decode("latin-1"), 100)
+            raise Problem(
+                415,
+                f"compressed bodies (Content-Encoding: {said}) are not read",
+                code="unsupported_media_type",
+            )
 
     async def _read(self, body: _Body, headers: dict[bytes, bytes], receive: Receive) -> None:
         """What is too large is not read, but the connection stays: uvicorn takes the rest and forgets it, and

@@ -51,7 +51,7 @@ def _parse(body: bytes) -> Any:
                 f"it has {n_values} values, {n_containers} of them lists or objects: too many "
                 f"(at most {MAX_VALUES} and {MAX_CONTAINERS})"
             )
-        value: Any = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        value: Any = json.loads(body.decode("utf-8-sig"), parse_constant=_no_number)
         if b"\\u" in body:  # halves of surrogate pairs come in no other way
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value

@@ -39,9 +39,8 @@ Parts = Annotated[list[str | int], Field(min_length=1, fail_fast=True)]
 class Native(Generate):
     """Fields of Generate, and these."""
 
-    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
-    """max_tokens; -2: until the context is full."""
     n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_tokens: bool | None = None
     mirostat: int | None = None
     logit_bias: Any = None
     """As in Generate, or pairs of a token and a number, or false to exclude it."""
@@ -171,9 +170,11 @@ def add(at: Host, post: Add, get: Add) -> None:
 def _fields(body: Native) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in Generate.model_fields if name in body.model_fields_set}
     if body.n_predict is not None:
-        fields["max_tokens"] = max(body.n_predict, -1)
+        fields.pop("max_tokens", None)
     if body.n_probs:
         fields["logprobs"] = body.n_probs
+    if body.return_tokens is not None:
+        fields["return_token_ids"] = body.return_tokens
     if body.mirostat is not None:
         fields["mirostat_mode"] = body.mirostat
     if body.seed is not None and body.seed < 0:
@@ -211,7 +212,7 @@ def _end(choice: dict[str, Any], usage: dict[str, Any], timings: dict[str, Any])
         "stop_type": "limit" if choice["finish_reason"] == "length" else "word" if word else "eos",
         "stopping_word": word,
         "truncated": False,
-        "tokens": [],
+        "tokens": choice.get("token_ids", []),
         "id_slot": -1,
         "tokens_predicted": usage["completion_tokens"],
         "tokens_evaluated": usage["prompt_tokens"],
@@ -236,7 +237,8 @@ async def _frames(stream: AsyncStream, asked: CompletionRequest, name: str) -> A
     try:
         async for chunk in stream:
             (choice,) = chunk["choices"]
-            part = {"index": choice["index"], "content": choice["text"], "tokens": [], "id_slot": -1}
+            part = {"index": choice["index"], "content": choice["text"], "id_slot": -1}
+            part["tokens"] = choice.get("token_ids", [])
             if choice["logprobs"] is not None:
                 part["completion_probabilities"] = _probabilities(choice["logprobs"])
             if choice["finish_reason"] is None:

@@ -102,6 +102,8 @@ class Generate(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None
+    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
+    """llama-server's name of max_tokens; -2: until the context is full."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -136,7 +138,11 @@ class Generate(Body):
         ]
         | None
     ) = None
-    grammar: Annotated[str, _small(MAX_FORM_BYTES)] | None = None
+    grammar: Annotated[
+        Annotated[str, _small(MAX_FORM_BYTES)] | None,
+        BeforeValidator(lambda text: None if text == "" else text),
+    ] = None
+    """GBNF; an empty text, as llama-server's clients send it with all their settings, is none."""
 
     # What llama-server and vLLM take beyond that; some are other names for the above.
     response_format: Annotated[dict[str, Any], _small(MAX_FORM_BYTES)] | None = None
@@ -153,6 +159,8 @@ class Generate(Body):
     stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    """Choices have `token_ids`, those of the answer without the one that ended it."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     lora: Lora | None = None
     """Adapters for this request alone; those that are not named are not used."""

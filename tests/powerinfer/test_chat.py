@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -298,6 +299,65 @@ def test_commands_change_the_chat(
     assert first == second and first.endswith("\n")
 
 
+def test_the_last_question_again(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Llama(endless_path, n_threads=1, n_ctx=128, verbose=False) as llm:
+        talk = Chat(llm, Ui(), Conversation(settings={"max_tokens": 6, "seed": 1}))
+        for command in ("/retry", "/undo"):
+            with pytest.raises(PowerInferError, match="no question yet"):
+                commands.run(talk, command)
+        talk.answer("one")
+        talk.answer("two")
+        before = [dict(turn) for turn in talk.conversation.turns]
+        commands.run(talk, "/retry")
+        assert talk.conversation.turns == before  # with the same seed
+        talk.conversation.settings["seed"] = 2
+        commands.run(talk, "/regen")
+        after = talk.conversation.turns
+        assert after[:3] == before[:3] and len(after) == 4 and after[3] != before[3]
+        kept = [dict(turn) for turn in after]
+        talk.conversation.system = "word " * 200  # no longer fits
+        talk.conversation.n_forgotten = 4
+        with pytest.raises(PowerInferError, match="n_ctx is 128"):
+            commands.run(talk, "/retry")
+        assert talk.conversation.turns == kept and talk.conversation.n_forgotten == 4
+        capsys.readouterr()
+        commands.run(talk, "/undo")
+        assert talk.conversation.turns == before[:2] and talk.conversation.n_forgotten == 2
+        assert "Taken back: two" in capsys.readouterr().err
+
+
+def test_a_question_may_begin_with_a_path(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (str(endless_path), "-t", "1", "-n", "2")
+    code, out, _ = chat("/usr/bin holds what?\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and out
+    code, out, err = chat("/usr\n/\n", *options, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1 and out == "" and "no command /usr;" in err and "no command /;" in err
+    assert commands.is_command("/help\nsee a/b") and not commands.is_command("/a/b\nc")
+
+
+def test_an_input_that_cannot_be_read_ends_the_chat(
+    endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal that is gone, for one: the error came again and again."""
+
+    class Gone(io.StringIO):
+        n_reads = 0
+
+        def readline(self, *size: Any) -> str:
+            self.n_reads += 1
+            assert self.n_reads < 3
+            raise OSError(errno.EIO, "Input/output error")
+
+    gone = Gone()
+    monkeypatch.setattr(sys, "stdin", gone)
+    assert main(["chat", str(endless_path), "-t", "1"]) == 1 and gone.n_reads == 1
+    assert capsys.readouterr().err.endswith("powerinfer: Input/output error\n")
+
+
 def test_settings_are_said_and_other_programs_words_known(
     endless_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -544,6 +604,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     terminal.type("never sent\x03")
     terminal.wait_for(r"Ctrl-D or /quit ends")
     terminal.wait_for(r"context \d+/512 · predicted")
+    terminal.type("x" * 70 + "\x1b\ry")  # a dot stands before lines of the question, not where one is broken
+    terminal.wait_for(r"x\s+x{12}\s+\. y")
+    terminal.type("\x7f" * 72)
     terminal.type("/system be\x1b\rnice\r")  # Alt-Enter
     terminal.wait_for(r"message is set")
     terminal.wait_for(r"context \d+/512 · predicted")

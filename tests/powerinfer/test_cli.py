@@ -141,6 +141,18 @@ def test_commands_of_llama_cpp_are_understood() -> None:
     assert parse(["chat", "m.gguf", "--system-prompt", "a", "--color"]).system == "a"
 
 
+def test_words_of_llama_bench_and_llama_quantize(capsys: Captured) -> None:
+    words = "bench -m m.gguf -p 64 -n 8 -fa 1 -mmp 0"
+    args = parse(llama_cpp_words(words.split()))
+    assert (args.model, args.n_gen, args.use_mmap) == ("m.gguf", ["8"], False)
+    assert parse(["bench", "m.gguf", "-mmp", "1"]).use_mmap and parse(["bench", "m.gguf"]).use_mmap
+    with pytest.raises(SystemExit):
+        parse(["bench", "m.gguf", "-mmp", "yes"])
+    assert "'yes' is neither 0 nor 1" in capsys.readouterr().err
+    args = parse(["quantize", "a.gguf", "b.gguf", "Q4_K_M", "8"])
+    assert (args.type, args.n_threads_last) == ("Q4_K_M", 8)
+
+
 def test_where_answers_end(capsys: Captured) -> None:
     words = ["run", "demo", "Once upon", "--raw", "--temp", "0", "-t", "1", "-n"]
     assert main([*words, "8"]) == 0
@@ -203,6 +215,11 @@ def test_the_system_message_of_a_file(tmp_path: Path, capsys: Captured) -> None:
         ("run m x -hff x.gguf", "-hf OWNER/REPO:NAME.gguf"),
         ("chat m --lora-scaled a.gguf 0.5", "--lora FILE:SCALE"),
         ("run m x --reasoning-budget 0", "--think off"),
+        ("serve m --cache-ram 100", "--kv-tokens"),
+        ("bench m -ngl 99", "--vram-budget GIB"),
+        ("bench m -o json", "--json"),
+        ("bench m -sm none", "--vram-budget 8,8"),
+        ("quantize a b Q4_0 --imatrix x.dat", "rounded for their own sake"),
     ],
 )
 def test_what_to_use_instead(words: str, says: str, capsys: Captured) -> None:
@@ -210,6 +227,14 @@ def test_what_to_use_instead(words: str, says: str, capsys: Captured) -> None:
         main(words.split())
     err = capsys.readouterr().err
     assert end.value.code == 2 and "is not an option here: " in err and says in err
+
+
+@pytest.mark.parametrize("words", [["chat"], ["chat", "-m"], ["run", "-p", "hi", "-m"], ["info"]])
+def test_an_empty_name_is_no_model(words: list[str], capsys: Captured) -> None:
+    """A variable that is not set: the demo is not what was asked for."""
+    assert main([*words, ""]) == 1
+    assert "the model's path is empty" in capsys.readouterr().err
+    assert parse(["serve", "-m", ""]).model == [""] and parse(["serve"]).model == ["demo"]
 
 
 def test_nothing_at_all_is_help(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

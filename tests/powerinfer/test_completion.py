@@ -12,6 +12,7 @@ import pytest
 
 from powerinfer import ArgumentError, ContextError, Llama, UnsupportedError
 from powerinfer._text.answer import best
+from tests.powerinfer.greedy import PROMPT
 
 OpenLlama = Callable[..., Llama]
 
@@ -361,3 +362,24 @@ def test_tokens_beyond_the_vocabulary_never_come(llama: OpenLlama, tmp_path: Pat
     assert llm.n_vocab() == 320
     llm("the", temperature=100.0, top_k=0, min_p=0.0, top_p=1.0, max_tokens=200)
     assert llm.input_ids.max() < 300
+
+
+def test_ids_of_an_answer(llama: OpenLlama) -> None:
+    llm = llama(chat_format="chatml")
+    options: dict[str, Any] = {"max_tokens": 9, "temperature": 1.0, "seed": 5}
+    plain = llm.create_completion(PROMPT, **options)["choices"][0]
+    assert "token_ids" not in plain
+    made = [token for token, _ in zip(llm.generate(PROMPT, temp=1.0, seed=5), range(9), strict=False)]
+    asked = {**options, "return_token_ids": True}
+    whole = llm.create_completion(PROMPT, echo=True, **asked)["choices"][0]
+    assert whole["token_ids"] == made and len(made) == 9
+
+    def joined(stream: Iterator[Any]) -> list[int]:
+        return [token for part in stream for token in part["choices"][0]["token_ids"]]
+
+    assert joined(llm.create_completion(PROMPT, stream=True, **asked)) == made
+    two = llm.create_completion(PROMPT, n=2, **asked)["choices"]
+    assert two[0]["token_ids"] == made != two[1]["token_ids"]
+    messages = [{"role": "user", "content": "a"}]
+    one = llm.create_chat_completion(messages, **asked)["choices"][0]["token_ids"]
+    assert joined(llm.create_chat_completion(messages, stream=True, **asked)) == one and len(one) == 9

@@ -79,6 +79,7 @@ def test_a_mask_covers_padding_beyond_the_vocabulary(llama: OpenLlama) -> None:
     [
         {"type": "json_object", "schema": SCHEMA},
         {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        {"type": "json_schema", "schema": SCHEMA},
     ],
 )
 def test_response_format(llama: OpenLlama, response_format: dict[str, Any]) -> None:

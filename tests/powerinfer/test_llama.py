@@ -295,6 +295,43 @@ def test_tokenize_and_detokenize(llama: OpenLlama) -> None:
 # -- context
 
 
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_going_back_to_the_first_tokens(llama: OpenLlama, logits_all: bool) -> None:
+    llm, plain = llama(logits_all=logits_all), llama(logits_all=logits_all)
+    for one in (llm, plain):
+        one.eval(PROMPT[:4])
+    at_4 = plain.scores[-1].copy()
+    llm.eval(PROMPT[4:])
+    for wrong in (-1, 8, 1.0, True, None):
+        with pytest.raises(ArgumentError):
+            llm.n_tokens = wrong  # type: ignore[assignment]
+    assert llm.n_tokens == 7
+    llm.n_tokens = 4
+    assert llm.n_tokens == 4 and llm.input_ids.tolist() == PROMPT[:4]
+    if logits_all:
+        assert np.array_equal(llm.scores[-1], at_4) and llm.sample(temp=0) == int(at_4.argmax())
+    else:  # they were not kept
+        with pytest.raises(ContextError, match="no logits"):
+            llm.sample()
+    for one in (llm, plain):
+        one.eval([9, 8])
+    assert np.array_equal(llm.scores, plain.scores)
+    llm.n_tokens = 0
+    llm.eval(PROMPT[:4])
+    assert np.array_equal(llm.scores[-1], at_4)
+
+
+def test_going_back_with_layers_that_have_states(llama: OpenLlama, tmp_path: Path) -> None:
+    llm = llama(models.dense_file(tmp_path, "lfm2"))
+    llm.eval(PROMPT[:5])
+    llm.eval(PROMPT[5:])
+    with pytest.raises(UnsupportedError, match="cannot go back to 3 tokens"):
+        llm.n_tokens = 3
+    assert llm.n_tokens == 7
+    llm.n_tokens = 0
+    assert llm.n_tokens == 0
+
+
 def test_eval_and_scores(llama: OpenLlama) -> None:
     every, last = llama(logits_all=True), llama()
     every.eval(PROMPT[:3])

@@ -106,6 +106,14 @@ METHODS = [
     "tokenizer",
 ]
 
+# What its instances have beside these.
+ATTRIBUTES = [
+    *("cache", "chat_format", "chat_handler", "context_params", "draft_model", "input_ids", "kv_overrides"),
+    *("last_n_tokens_size", "lora_base", "lora_path", "lora_scale", "metadata", "model_params", "model_path"),
+    *("n_batch", "n_threads", "n_threads_batch", "n_tokens", "numa", "scores", "spm_infill", "tensor_split"),
+    *("tokenizer_", "verbose"),
+]
+
 
 def documented(heading: str) -> dict[str, str]:
     """Name and word of each row of the table below a heading."""
@@ -134,12 +142,43 @@ def test_arguments(llama: OpenLlama, name: str) -> None:
             llama(**{name: value})
 
 
-def test_every_method_is_documented(llama: OpenLlama) -> None:
-    words = documented("Methods and properties")
-    assert sorted(words) == sorted(METHODS)
+def test_warnings_name_the_line_that_asked(relu_path: Path) -> None:
+    ways: list[Callable[[], Any]] = [
+        lambda: Llama(relu_path, n_threads=1, numa=True, verbose=False),
+        lambda: Llama.demo(n_ctx=64, numa=True, verbose=False),
+        lambda: AsyncLlama.demo(n_ctx=64, numa=True, verbose=False),
+        lambda: Llama(relu_path, n_threads=1, n_ctx=257, verbose=False),
+    ]
+    for way in ways:
+        with pytest.warns(UserWarning) as seen:
+            way().close()
+        assert [one.filename for one in seen] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"), [("Methods and properties", METHODS), ("Attributes", ATTRIBUTES)]
+)
+def test_every_name_is_documented(llama: OpenLlama, heading: str, names: list[str]) -> None:
+    words = documented(heading)
+    assert sorted(words) == sorted(names)
     llm = llama()
     for name, word in words.items():
         assert hasattr(llm, name) == (word == "works"), name
+
+
+def test_parameters_as_programs_read_them(relu_path: Path) -> None:
+    options: dict[str, Any] = {"n_threads": 2, "n_ctx": 96, "n_batch": 8, "verbose": False}
+    with Llama(relu_path, vram_budget=0, use_mmap=False, **options) as llm:
+        given = llm.context_params
+        assert (given.n_ctx, given.n_batch, given.n_ubatch) == (llm.n_ctx(), llm.n_batch, 8) == (96, 8, 8)
+        assert given.n_threads == given.n_threads_batch == llm.n_threads == llm.n_threads_batch == 2
+        assert given.n_seq_max == 1 and not given.embeddings
+        assert (llm.model_params.n_gpu_layers, llm.model_params.use_mmap) == (0, False)
+        assert (llm.lora_path, llm.lora_scale) == (None, 1.0)
+    with Llama(relu_path, devices="host", vram_budget=1, **options) as llm:
+        assert llm.plan is not None and llm.model_params.n_gpu_layers == len(llm.plan.layers)
+    with Llama(relu_path, vocab_only=True, verbose=False) as llm:
+        assert llm.model_params.vocab_only and llm.model_params.n_gpu_layers == 0
 
 
 def test_the_example_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:

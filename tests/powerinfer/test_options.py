@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from powerinfer import AsyncLlama, Llama
+from powerinfer import AsyncLlama, Llama, types
 from powerinfer._engine.sampling import SAMPLING_NAMES
 from powerinfer._llama import options
 from powerinfer._llama.completions import _HOOKS, _LENGTH
@@ -62,3 +62,28 @@ def test_help_shows_them(function: Any, wanted: Any) -> None:
     assert not any(p.kind is p.VAR_KEYWORD for p in shown.values())
     text = str(inspect.signature(function))
     assert "..." in text and "Ellipsis" not in text and ": '" not in text
+
+
+def holds(value: Any, kind: Any) -> None:
+    """Keys that a type checker lets be read unasked are there, and all that are there are named."""
+    assert kind.__required_keys__ <= value.keys() <= kind.__required_keys__ | kind.__optional_keys__
+
+
+def test_results_have_the_keys_of_their_types() -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    told = {"max_tokens": 3, "temperature": 0, "prompt_logprobs": 1}
+    with Llama.demo(n_ctx=256, verbose=False) as llm:
+        whole = llm.create_completion("The", **told)
+        holds(whole, types.Completion)
+        holds(whole["choices"][0], types.CompletionChoice)
+        end = llm.create_completion("The", max_tokens=3, temperature=0, stop=whole["choices"][0]["text"][-1])
+        assert "stop_reason" in end["choices"][0]
+        holds(end["choices"][0], types.CompletionChoice)
+        chat = llm.create_chat_completion(messages, **told)
+        holds(chat, types.ChatCompletion)
+        holds(chat["choices"][0], types.ChatChoice)
+        holds(chat["choices"][0]["message"], types.AssistantMessage)
+        for chunk in llm.create_chat_completion(messages, max_tokens=3, stream=True):
+            holds(chunk, types.ChatCompletionChunk)
+            holds(chunk["choices"][0], types.ChatChunkChoice)
+    assert {"role", "content"} == types.AssistantMessage.__required_keys__

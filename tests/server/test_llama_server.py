@@ -35,6 +35,13 @@ def test_completion(http: Any, playing: Actor) -> None:
     assert timings["predicted_per_second"] > 0 and timings["prompt_ms"] > 0
     cut = post(http, "/completion", prompt="Count:", n_predict=2)
     assert cut["stop_type"] == "limit" and cut["tokens_predicted"] == 2
+    messages = [{"role": "user", "content": "Count:"}]
+    for path, asks in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "Count:"}),
+    ):
+        assert post(http, path, n_predict=2, **asks)["usage"]["completion_tokens"] == 2
+        assert post(http, path, n_predict=2, max_tokens=3, **asks)["usage"]["completion_tokens"] == 3
     word = post(http, "/completion", prompt="Count:", stop=["two"])
     assert (word["stop_type"], word["stopping_word"], word["content"]) == ("word", "two", "one ")
     text = http.post("/completion", json={"prompt": "Count:", "stream": True}).text
@@ -42,6 +49,17 @@ def test_completion(http: Any, playing: Actor) -> None:
     assert "".join(part["content"] for part in parts) == "one two three"
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1]["timings"]["predicted_n"] == whole["tokens_predicted"]
+    ids = post(http, "/completion", prompt="Count:", return_tokens=True)["tokens"]
+    assert post(http, "/detokenize", tokens=ids)["content"] == "one two three" and whole["tokens"] == []
+    body = {"prompt": "Count:", "stream": True, "return_tokens": True}
+    frames = http.post("/completion", json=body).text.split("\n\n")
+    told = [json.loads(frame.removeprefix("data: "))["tokens"] for frame in frames if frame]
+    assert [token for tokens in told for token in tokens] == ids
+    chat = post(http, "/v1/completions", prompt="Count:", return_token_ids=True)
+    assert chat["choices"][0]["token_ids"] == ids
+    # What has no value asks for nothing: clients send all their settings.
+    empty = {"grammar": "", "json_schema": None, "stop": [], "logit_bias": [], "mirostat": 0, "id_slot": -1}
+    assert post(http, "/completion", prompt="Count:", **empty)["content"] == "one two three"
     several = post(http, "/completion", prompt=["a", "b"])
     assert [one["index"] for one in several] == [0, 1]
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from powerinfer import ArgumentError
 from powerinfer._engine.embedding import POOLING
-from powerinfer._engine.file import find_model
 from powerinfer.cli import main, parse
 from powerinfer.cli.long_lived import is_glibc
+from powerinfer.cli.serve import read_origins
 from powerinfer.compat.llama_speculative import LlamaPromptLookupDecoding
 from tests import models
 
@@ -64,10 +65,16 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["--keep", "4"], "--keep is for --context-shift"),
         (["--api-key", " "], "an API key is empty"),
         (["--api-key-file", "/nothing"], "cannot read the keys"),
-        (["-np", "0"], "n_parallel is 0"),
+        (["-np", "0"], "--parallel is 0"),
+        (["--max-waiting", "-1"], "--max-waiting is -1"),
+        (["--replicas", "0"], "--replicas is 0"),
+        (["--cors", "https://example.org/"], "--cors https://example.org/: it must be an origin"),
+        (["--cors", "example.org"], "it must be an origin"),
         (["--shutdown-timeout", "inf"], "--shutdown-timeout is inf"),
         (["--shutdown-timeout", "nan"], "--shutdown-timeout is nan"),
         (["--timeout", "inf"], "--timeout is inf"),
+        (["--timeout", "0"], "--timeout is 0, it must be more than 0"),
+        (["--max-body", "0"], "--max-body is 0, it must be more than 0"),
         (["--per-address", "-1"], "--per-address is -1"),
         (["--max-inputs", "0"], "--max-inputs is 0"),
         (["-a", "a", "-a", "b"], "2 times -a, and 1 models"),
@@ -76,7 +83,10 @@ def test_a_process(number: signal.Signals, code: int) -> None:
         (["demo", "-a", "a", "-a", "b", "--vram-budget", "a=1"], "'b' has none"),
         (["--lora", "poet"], "--lora poet: it must be NAME=FILE"),
         (["--lora", "poet=/nothing"], "/nothing"),
+        (["--lora", "poet=demo"], "is no LoRA adapter: 'general.type' is 'model'"),
         (["--trusted-proxies", "10.0.0.1,proxy"], "--trusted-proxies: 'proxy'"),
+        (["--host", ""], "--host is empty"),
+        (["-m", ""], "two models"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--ssl-cert-file", __file__, "--ssl-key-file", __file__], "err: powerinfer: the certificate"),
         (["--ssl-cert-file", "/nothing"], "err: powerinfer: the certificate"),
@@ -87,6 +97,21 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str], words: list[str], sai
     assert main(["serve", model, "-c", "256", "--port", "0", *words]) == 1
     err = "err: " + capsys.readouterr().err
     assert said in err and "Errno" not in err
+
+
+def test_origins() -> None:
+    given = [
+        "*",
+        "null",
+        "http://localhost:3000",
+        "https://Example.org",
+        "chrome-extension://abc",
+        "app://x.y",
+    ]
+    assert read_origins(given) == tuple(origin.lower() for origin in given)
+    for wrong in ("", "x", "https://", "https://a/b", "https://a/", "https://a b", "https://u@a", "//a"):
+        with pytest.raises(ArgumentError, match="it must be an origin"):
+            read_origins([wrong])
 
 
 def test_how_answers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,19 +158,20 @@ def test_several_models(
 ) -> None:
     served: list[Models] = []
 
-    def serve(models: Models, _: object) -> None:
-        served.append(models)
-        models.close()
+    def serve(given: Models, _: object) -> None:
+        served.append(given)
+        given.close()
 
     monkeypatch.setattr("powerinfer.server.run.serve", serve)
     adapter = tmp_path / "poet:1.gguf"
-    adapter.write_bytes(find_model("demo").read_bytes())  # it is opened when it is asked for
+    meta = {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora"}
+    models.write(adapter, meta, {})  # its matrices are looked at when it is asked for
     words = ["serve", "demo", "-c", "64", "-t", "1", "-a", "a,b", "demo", "-a", "c", "--idle-unload", "1h"]
     lora = ["--lora", f"c:poet={adapter}", "--lora", f"c:cook={adapter}:0.5"]
     assert main([*words, *lora, "--vram-budget", "a=0,c=1"]) == 0
-    (models,) = served
-    assert models.names == ["a", "b", "c", "c:poet", "c:cook"] and models.idle_s == 3600
-    first, second = models.all
+    (found,) = served
+    assert found.names == ["a", "b", "c", "c:poet", "c:cook"] and found.idle_s == 3600
+    first, second = found.all
     assert first.n_loads == 1 and second.n_loads == 0 and first.max_requests == 72
     assert first.group is None and second.group is not None and second.group.most == 1
     assert [(one.name, one.path, one.scale) for one in second.adapters] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -350,6 +351,17 @@ def test_paths_and_methods(http: Any) -> None:
     response = http.post("/v1/completions", content=b"prompt=a", headers={"Content-Type": "text/plain"})
     assert response.status_code == 415
     error_of(response)
+
+
+def test_how_bodies_are_written(http: Any) -> None:
+    body, kind = b'{"prompt": "a", "max_tokens": 1}', {"Content-Type": "application/json"}
+    marked = http.post(
+        "/v1/completions", content=b"\xef\xbb\xbf" + body, headers=kind
+    )  # as Windows saves files
+    assert marked.status_code == 200
+    packed = gzip.compress(body)
+    response = http.post("/v1/completions", content=packed, headers={**kind, "Content-Encoding": "gzip"})
+    assert response.status_code == 415 and "Content-Encoding: gzip" in error_of(response)["message"]
 
 
 def test_large_bodies(http: Any, url: str) -> None:
