@@ -535,7 +535,8 @@ pi_status pi_session_rounds(pi_session *session, pi_rounds *rounds);
 /* A part of prompts whose layers are computed a few at a time, in front of rounds (pi_rounds.part_layers) of at most 64
  * generations: the batch's tokens, at most the session's n_part, none of which wants logits. begin computes nothing; the
  * part's sequences have all of its tokens from then on, and are for nobody else. One at a time: end computes all layers that
- * are left, and so does every other call that feeds tokens or changes sequences. Logits of the last feed stay. A part that
+ * are left, and so does every other call that feeds tokens or changes sequences, but for pi_session_feed_choose of at most 64
+ * tokens of other sequences, and what cuts, drops or copies others. Logits of the last feed stay. A part that
  * fails, as the call that had its layers says, leaves its sequences as they were. Errors: of pi_session_feed; UNSUPPORTED
  * where n_part is 0. */
 pi_status pi_session_begin_part(pi_session *session, const pi_batch *batch);

@@ -122,7 +122,7 @@ pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, co
     const choices c = {s, row, sampler, chosen, n};
     PI_TRY(check_choices(s, b, &c));
     pi_session_lock(s);
-    pi_status st = pi_part_settle(s);
+    pi_status st = pi_part_settle_feed(s, b);
     if (st == PI_OK) st = feed_and_choose(s, b, &c);
     pi_session_unlock(s);
     return st;
