@@ -91,9 +91,9 @@ typedef struct pi_device_state {
      * what runs a program outside a feed calls pi_hybrid_bring_rows first. */
     float *rows;
     size_t rows_floats;
-    float *logits, *hidden;              /* S [max_logits] rows */
-    uint64_t *largest;                   /* S [max_logits][PI_LARGEST], of these */
-    int32_t *n_found;                    /* S [max_logits] */
+    float *logits, *hidden;              /* S [max_rows] rows */
+    uint64_t *largest;                   /* S [max_rows][PI_LARGEST], of these */
+    int32_t *n_found;                    /* S [max_rows] */
     uint32_t *counts;                    /* S [n_layer][3], then [n_layer][n_expert]: uses of experts */
     float *score, *weight;               /* D [n_batch][n_expert] of routers; [n_batch][n_used] of what they chose, */
     int32_t *expert;                     /* [n_batch][n_used] which is this */
@@ -153,6 +153,7 @@ typedef struct pi_hybrid {
     int32_t helper, helper_rows;   /* the device that has a copy of the head's first rows, or -1 */
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
+    int32_t max_rows;              /* of a feed whose logits stay where its runs left them */
     int32_t max_mixed;             /* tokens of prompts and next ones of sequences that are one program */
     int32_t max_part;              /* tokens of a part; 0: there can be none */
     uint32_t number;               /* of the step's first hand-over */

@@ -60,7 +60,7 @@ bool pi_hybrid_place_logits(pi_hybrid *h) {
     if (h->head_device < 0 || !h->n_logits) return false;
     const int32_t row = s->chunk.logits_row[h->n_tok - h->n_logits];
     if (row == 0) h->n_lent = 0;
-    const bool stays = row == h->n_lent && s->logits_rows <= h->max_logits && row < MOST_ROWS &&
+    const bool stays = row == h->n_lent && s->logits_rows <= h->max_rows && row < MOST_ROWS &&
                        (h->n_logits == s->logits_rows || (h->splits && pi_hybrid_is_resident(h) && is_decoding(h)));
     if (stays)
         h->logits_at = row;

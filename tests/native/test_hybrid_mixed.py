@@ -4,6 +4,7 @@ loads nothing, with the answers that they have apart."""
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from powerinfer._engine import _native
 from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
@@ -237,3 +239,26 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
                 assert s.info.n_mixed == (192 if mask_prompts else 0)
+
+
+@pytest.mark.parametrize("n", [60, 220, 240])
+def test_rows_of_several_programs_stay_where_they_are(n: int, tmp_path: Path) -> None:
+    """Those of all sequences, though 128 MiB have 223: nobody copies them."""
+    spec = replace(models.SPECS["llama-relu-gqa"], n_vocab=150000, n_layer=1)
+    path = models.write_dense(tmp_path / "m.gguf", spec, kind=Kind.Q8_0)
+    with Model(path) as model, opened(model, n_seq=240) as s:
+        rng = np.random.default_rng(1)
+
+        def address() -> int:
+            return int(_native.ffi.cast("uintptr_t", _native.lib.pi_session_logits(s.handle, 0)))
+
+        s.feed(tokens(rng, 4), seq=[*range(4)], want_logits=True)
+        where = address()
+        ids = tokens(rng, n)
+        s.feed(ids, seq=[*range(n)], want_logits=True)
+        assert s.n_logits == n and s.last_step[0].n_tokens == (n if n <= 192 else n - 192)
+        assert address() == where
+        last = s.logits(n - 1).copy()
+        s.drop(n - 1)
+        s.feed([ids[-1]], seq=n - 1)
+        assert np.argmax(last) == np.argmax(s.logits(0))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from powerinfer import ContextError, DeviceError, LogitsProcessorList
 from powerinfer._engine import one_call
@@ -28,9 +29,11 @@ Parts = list[tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """All of it is on a device, a stand-in."""
+    """All of it is on a device, a stand-in. In F32, for other kernels compute a step that prompts are in, and
+    rounding must not decide what follows."""
     path: Path = tmp_path_factory.mktemp("parts") / "m.gguf"
-    with Model(models.write_dense(path, models.SPECS["llama-relu-gqa"])) as model, opened(model) as s:
+    models.write_dense(path, models.SPECS["llama-relu-gqa"], kind=Kind.F32)
+    with Model(path) as model, opened(model) as s:
         yield s
 
 
@@ -121,11 +124,65 @@ def rounds_of(
     return found
 
 
+def feeds_of(monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> list[tuple[int, int, bool]]:
+    """Of steps: tokens, those that have logits, and whether a part was under way behind them."""
+    found: list[tuple[int, int, bool]] = []
+    feed = Session.feed
+
+    def recorded(self: Session, ids: Any, **more: Any) -> list[int]:
+        chosen = feed(self, ids, **more)
+        found.append((len(ids), sum(map(bool, more["want_logits"])), scheduler.engine._part is not None))
+        return chosen
+
+    monkeypatch.setattr(Session, "feed", recorded)
+    return found
+
+
+@pytest.mark.parametrize("n_new", [9, 62, 63])
+def test_short_prompts_do_not_wait_for_a_part(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch, n_new: int
+) -> None:
+    """They are computed beside it, if they are a step with the others' next tokens. It goes on behind that."""
+    scheduler, came = make(), []
+    wants = [list(stream) for stream in begun(scheduler)]
+    late = list(scheduler.submit(prompt(n_new, 3), choice(), limit=5))
+    want = list(scheduler.submit(prompt(100, 7), choice(), limit=5))
+    scheduler.engine.vacate()
+    streams = begun(scheduler)
+    next(streams[0])
+    feeds = feeds_of(monkeypatch, scheduler)
+    rounds_of(monkeypatch, {1: lambda: came.append(scheduler.submit(prompt(n_new, 3), choice(), limit=5))})
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [[wants[0][0], *streams[0]], list(streams[1]), list(reader)] == [*wants, want]
+    assert [list(stream) for stream in came] == [late]
+    assert ((n_new + 2, 3, True) in feeds) == (n_new <= 62)
+    # Whoever waits is read with the rest of the long prompt.
+    assert [n for n, _ in parts][:2] == [PART, PART] and (len(parts) == 3) == (n_new <= 62)
+    for sequence in scheduler.engine.cache.all:
+        assert scheduler.engine.session.length(sequence.number) == sequence.n
+
+
+def test_a_short_prompt_stands_in_front_of_a_long_one(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they come together."""
+    scheduler = make()
+    wants = [list(scheduler.submit(prompt(n, n), choice(), limit=5)) for n in (100, 20)]
+    scheduler.engine.vacate()
+    streams = begun(scheduler)
+    next(streams[0])
+    feeds = feeds_of(monkeypatch, scheduler)
+    with scheduler.engine.changed:
+        readers = [scheduler.submit(prompt(n, n), choice(), limit=5) for n in (100, 20)]
+    assert [list(reader) for reader in readers] == wants
+    assert (22, 3, False) in feeds and [n for n, _ in parts] == [PART, PART, 19]
+
+
 @pytest.mark.parametrize("who", ["comes", "leaves", "reads no more", "wants a grammar"])
 def test_who_comes_and_goes(
     who: str, make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes waits until the part is read; it is computed at once where somebody leaves."""
+    """It is computed at once where somebody leaves; who wants a grammar waits until it is read."""
     scheduler, came = make(), []
     more = begun(scheduler, 90)
     wants = [list(stream) for stream in more]
