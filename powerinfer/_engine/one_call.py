@@ -145,15 +145,14 @@ class OneCall(Admission):
         newcomers, self._newcomers = self._newcomers, ()
         reading, others = _apart([request for request in running if request not in newcomers])
         if self._part is None:
-            is_for_all = (
-                not reading
-                or limits_of(others, self.n_ctx) is None
-                or not self._in_layers(reading, len(others))[0]
-                or self._pace.rest(len(others))
+            is_beside = (
+                reading
+                and limits_of(others, self.n_ctx) is not None
+                and self._in_layers(reading, len(others))[0]
             )
-            if is_for_all:
+            newcomers = self._short(reading, len(others)) if is_beside else ()
+            if not newcomers and (not is_beside or self._pace.rest(len(others))):
                 return parts_of(running, n_batch=self._n_batch, pace=self._pace)
-            newcomers = self._short(reading, len(others))
         return [*((request, 1) for request in others), *((request, request.left) for request in newcomers)]
 
     @staticmethod
