@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 enum {
-    PI_DEVICE_VERSION = 21,
+    PI_DEVICE_VERSION = 22,
     PI_FETCHES = 32,
     PI_LARGEST = 128, /* logits of a row that are found, at most */
     PI_MIXED = 8      /* kept programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
@@ -70,12 +70,12 @@ typedef struct pi_device_load {
     int32_t stage;
 } pi_device_load;
 
-/* Rows of logits on their way to the CPU: as they are, or the largest ones of each, for choices that need no more. Which
- * it is may change from step to step. */
+/* Rows of logits on their way to the CPU: as they are, or the largest ones of each, for choices that need no more, or both.
+ * Which it is may change from step to step. */
 typedef struct pi_device_logits {
     const float *x; /* D [n_rows][cols] */
     int32_t n_rows, cols;
-    const int32_t *n_largest; /* D: how many of each row, at most PI_LARGEST; 0: the rows */
+    const int32_t *n_largest; /* D: how many of each row, at most PI_LARGEST; 0: the rows; less: both */
     float *rows;              /* S [n_rows][cols] */
     /* S [n_rows][PI_LARGEST], of which the first n_found are: a logit's bits and in the lower half its column, falling, equal
      * ones by column; -inf is none. */

@@ -187,7 +187,8 @@ typedef struct pi_hybrid {
     /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
     uint64_t last_mixed[2], mixed[PI_MIXED];
     int32_t n_tok, n_logits;
-    int32_t n_largest;              /* as the session's; 0: rows of logits are brought here */
+    int32_t n_largest;              /* as the session's; 0: rows of logits are brought here; less: both */
+    bool all_largest;               /* those of all runs of the feed so far */
     int32_t logits_at;              /* the row of d->logits where this program's begin */
     int32_t n_lent;                 /* rows of the feed that are where the device left them */
     int32_t n_unwanted;             /* of the last layer, from the first token on */

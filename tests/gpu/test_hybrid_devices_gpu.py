@@ -210,7 +210,7 @@ def test_refusals(model: Model) -> None:
         Session(model, plan=big, device="cuda", **options("dense"))
 
 
-VERSION = 21
+VERSION = 22
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;

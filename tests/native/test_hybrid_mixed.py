@@ -13,6 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from powerinfer._engine import _native
+from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
@@ -262,3 +263,20 @@ def test_rows_of_several_programs_stay_where_they_are(n: int, tmp_path: Path) ->
         s.drop(n - 1)
         s.feed([ids[-1]], seq=n - 1)
         assert np.argmax(last) == np.argmax(s.logits(0))
+
+
+@pytest.mark.parametrize("top_k", [1, 40, 0])
+def test_choices_of_several_programs(top_k: int, tmp_path: Path) -> None:
+    """By the largest logits of each, where these do, and by rows: they are the same, and rows are there."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu-gqa"], kind=Kind.Q8_0)
+    with Model(path) as model, opened(model, n_seq=240) as s:
+        rng, n_vocab = np.random.default_rng(1), model.info.n_vocab
+        for n in (240, 193, 230, 240):
+            own, other = (
+                [Sampler(Sampling(top_k=top_k, seed=i), n_vocab) for i in range(n)] for _ in range(2)
+            )
+            ids, rows = tokens(rng, n), [*range(n)]
+            chosen = s.feed(ids, seq=rows, want_logits=[GENERATED] * n, rows=rows, samplers=own)
+            assert s.last_step[0].n_tokens < n
+            assert chosen == [sampler.sample(s.logits(i)) for i, sampler in enumerate(other)]
+            assert len({*chosen}) > 10
