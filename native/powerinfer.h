@@ -320,8 +320,9 @@ typedef struct pi_batch {
     const int32_t *seq;  /* NULL: all 0 */
     const uint8_t *kind; /* pi_token_kind of each; NULL: GENERATED for the last, PROMPT for the others */
     const float *hidden; /* [n_tokens][n_embd] what a next_head reads beside each token; else NULL */
-    /* Called by the calling thread while the feed goes on, between chunks and, without devices, between layers, stop_ms
-     * after the last time or the beginning; another result than 0 ends the feed. It must not use the session. NULL: none. */
+    /* Called by the calling thread while the feed goes on, between chunks and layers that the CPU computes and while a device
+     * computes a prompt, stop_ms or a little more after the last time or the beginning; another result than 0 ends the feed.
+     * It must not use the session. NULL: none. */
     int32_t (*stop)(void *ctx);
     void *stop_ctx;
     int32_t stop_ms;

@@ -119,6 +119,8 @@ typedef struct pi_device_ops {
     /* Sets *cancelled where the device has failed, so that nobody waits for what will not come; finish says why. Any
      * thread may call it, at any time. */
     void (*look)(pi_device *dev);
+    /* Waits for all programs, at most so long: whether they have ended, well or not. */
+    bool (*ended)(pi_device *dev, int32_t ms);
     /* Waits for all programs, and sets *cancelled back. Errors: DEVICE (the sticky error), TIMEOUT (a wait was cancelled
      * or took too long: the device can be used again). */
     pi_status (*finish)(pi_device *dev);

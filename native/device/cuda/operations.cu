@@ -350,12 +350,22 @@ void op_merge(pi_device *dev, const te_merge_args *a) {
     c->sum = {};
 }
 
+/* The thread is no further ahead than so many bytes of loads, some tenths of a second, so that a prompt can be ended. */
+static void wait_for_loads(Cuda *c, const pi_device_load *a) {
+    constexpr size_t most_ahead = (size_t)8 << 30;
+    c->loaded_bytes += a->to.stride * (size_t)a->to.n_rows;
+    if (!c->may_end || c->loaded_bytes < most_ahead) return;
+    c->loaded_bytes = 0;
+    note(c, c->te->wait(c->d, finish_seconds));
+}
+
 void op_load(pi_device *dev, const pi_device_load *a) {
     Cuda *c = of(dev);
     const void *src = mapped(c, a->from.w);
     if (c->mode == MEASURE && !src) return note(c, reserve_copiers(c));
     if (!ready(c)) return;
     if (!src) return note(c, load_by_ring(c, a));
+    wait_for_loads(c, a);
     te_cuda_pack op = {};
     op.dst = a->to;
     op.src = src;
