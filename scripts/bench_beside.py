@@ -9,8 +9,8 @@ longest, the means of the first and of the last tenth; how long the prompt took,
 much of it, or had layers of a part of how much beside them. The first prompt of a number is the first that
 the engine reads beside so many: nothing is learnt.
 
-With --newcomers short requests come now and then, too, one after the other, and the milliseconds to their first
-token are told, quiet and beside a prompt.
+With --newcomers short requests come now and then, too, one after the other, and the milliseconds to their
+first token are told, quiet and beside a prompt.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ pi_status pi_hybrid_bring_rows(pi_hybrid *h) {
     const pi_device_state *d = &h->device[h->head_device];
     const size_t n = (size_t)h->s->logits_rows * (size_t)h->s->model->info.n_vocab;
     PI_TRY(pi_hybrid_check_process(h));
-    const pi_status st = h->n_largest < 0 ? PI_OK : d->dev->ops->download(d->dev, d->logits, d->rows, sizeof *d->rows * n);
+    const pi_status st =
+        h->n_largest < 0 ? PI_OK : d->dev->ops->download(d->dev, d->logits, d->rows, sizeof *d->rows * n);
     if (st != PI_OK) return PI_FAIL(st, "%s", d->dev->ops->error());
     h->s->largest = NULL;
     return PI_OK;

@@ -474,8 +474,10 @@ static pi_status run(pi_hybrid *h) {
     for (int32_t k = 0; k < h->n_devices; k++) {
         const int32_t i = h->lost ? (h->lost - 1 + k) % h->n_devices : k;
         const pi_device_ops *ops = h->device[i].dev->ops;
-        if (st != PI_OK) cancel(h, i); /* it may wait for x of one before it */
-        else if (!h->decode && s->asking) await_end(h, h->device[i].dev);
+        if (st != PI_OK)
+            cancel(h, i); /* it may wait for x of one before it */
+        else if (!h->decode && s->asking)
+            await_end(h, h->device[i].dev);
         const pi_status finished = ops->finish(h->device[i].dev);
         note(&st, finished, ops->error(), &problem);
     }

@@ -51,7 +51,9 @@ class Admission(EngineState):
         for request in candidates:
             if len(self._running) >= self.queue.max_running:
                 break
-            if room is not None and not (request.is_plain and request.place is None and request.n <= self.n_ctx):
+            if room is not None and not (
+                request.is_plain and request.place is None and request.n <= self.n_ctx
+            ):
                 break
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:

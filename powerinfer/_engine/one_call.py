@@ -135,7 +135,7 @@ class OneCall(Admission):
         """Whether somebody who waits has a place while a part is under way, since others' next tokens and all
         of his prompt are a step that may stand between its layers."""
         found = self._may_go_on() if self.queue.waiting and self.queue.n_places else None
-        room = BESIDE - len(found[0]) if found is not None else 0
+        room = self._room_beside(len(found[0])) if found is not None else 0
         self._newcomers = self._admit(room) if room > 0 else ()
         return bool(self._newcomers)
 
@@ -155,10 +155,13 @@ class OneCall(Admission):
                 return parts_of(running, n_batch=self._n_batch, pace=self._pace)
         return [*((request, 1) for request in others), *((request, request.left) for request in newcomers)]
 
-    @staticmethod
-    def _short(reading: Sequence[Request], n_generating: int) -> list[Request]:
+    def _room_beside(self, n_generating: int) -> int:
+        """Tokens of prompts in that step; none where prompts wait for others, with which they are read."""
+        return 0 if self._pace.n_patient(n_generating) else BESIDE - n_generating
+
+    def _short(self, reading: Sequence[Request], n_generating: int) -> list[Request]:
         """Of those who read, whose prompts are a step beside so many, where others' are not."""
-        found, room = [], BESIDE - n_generating
+        found, room = [], self._room_beside(n_generating)
         if all(request.left <= room for request in reading):
             return []
         for request in reading:

@@ -1,6 +1,6 @@
-"""What a GPU does once for each kind of step, before anybody waits for it: its driver loads a kernel's code when
-it is first used, work space grows to what the largest step needs, and programs of next tokens are recorded.
-Otherwise the first requests wait for that, and those that are under way when somebody comes.
+"""What a GPU does once for each kind of step, before anybody waits for it: its driver loads a kernel's code
+when it is first used, work space grows to what the largest step needs, and programs of next tokens are
+recorded. Otherwise the first requests wait for that, and those that are under way when somebody comes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MIXED = ((16, 2), (56, 8))  # tokens of a prompt, and sequences that generate b
 
 
 def warm_up(session: Session, n_parallel: int, most_s: float = MOST_S) -> int:
-    """Computes a step of each kind, for most_s or a little longer, where a GPU has all of the model: elsewhere
-    most of a prompt's time is spent each time anew. Sequences, which must be empty, are empty again. Returns how
-    many steps.
+    """Computes a step of each kind, for most_s or a little longer, where a GPU has all of the model:
+    elsewhere most of a prompt's time is spent each time anew. Sequences, which must be empty, are empty
+    again. Returns how many steps.
 
     n_parallel: so many generate together at most.
     """
@@ -44,7 +44,7 @@ def warm_up(session: Session, n_parallel: int, most_s: float = MOST_S) -> int:
         if time.monotonic() >= until:
             break
         n_rows = max(n_next, 1)
-        ids = rng.integers(0, n_vocab, n_prompt + n_next)
+        ids = rng.integers(0, n_vocab, n_prompt + n_next, np.int32)
         owners = [0] * n_prompt + [*range(min(n_prompt, 1), n_next + min(n_prompt, 1))]
         kinds = [TokenKind.PROMPT] * (ids.size - n_rows) + [TokenKind.GENERATED] * n_rows
         session.feed(ids, seq=owners, want_logits=kinds, rows=[*range(n_rows)], samplers=samplers[:n_rows])

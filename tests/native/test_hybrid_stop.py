@@ -1,5 +1,5 @@
-"""A prompt that devices compute is ended before its time: between the CPU's layers, and while a device is at work.
-Nothing of it is left, and the next one has the answers that it has anyway."""
+"""A prompt that devices compute is ended before its time: between the CPU's layers, and while a device is at
+work. Nothing of it is left, and the next one has the answers that it has anyway."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_between_layers_of_the_cpu(model: Model, more: dict[str, Any]) -> None:
 
 @with_faults
 @pytest.mark.parametrize(
-    "more", [{"split": "all"}, {"split": "some"}, {"split": "some", "devices": [0, 0, 0, 0, 0, -1], "head": -1}]
+    "more",
+    [{"split": "all"}, {"split": "some"}, {"split": "some", "devices": [0, 0, 0, 0, 0, -1], "head": -1}],
 )
 def test_while_a_device_is_at_work(model: Model, more: dict[str, Any], faults: Faults) -> None:
     """Which would take a while."""

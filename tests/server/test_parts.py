@@ -139,7 +139,7 @@ def feeds_of(monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> list[tupl
 def test_short_prompts_do_not_wait_for_a_part(
     make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch, n_new: int
 ) -> None:
-    """They are computed beside it, if they are a step with the others' next tokens. It goes on behind that."""
+    """They are computed beside it, if they are a step with others' next tokens; it goes on behind that."""
     scheduler, came = make(), []
     wants = [list(stream) for stream in begun(scheduler)]
     late = list(scheduler.submit(prompt(n_new, 3), choice(), limit=5))
@@ -159,6 +159,11 @@ def test_short_prompts_do_not_wait_for_a_part(
     assert [n for n, _ in parts][:2] == [PART, PART] and (len(parts) == 3) == (n_new <= 62)
     for sequence in scheduler.engine.cache.all:
         assert scheduler.engine.session.length(sequence.number) == sequence.n
+
+
+def test_beside_many_prompts_wait_for_others(make: Callable[..., Scheduler]) -> None:
+    engine = make().engine
+    assert [engine._room_beside(n) for n in (1, 39, 40, 64)] == [63, 25, 0, 0]
 
 
 def test_a_short_prompt_stands_in_front_of_a_long_one(
