@@ -17,12 +17,16 @@ from .request import Request
 from .rounds import Limits, Rounds, limits_of
 from .session import Session
 
+_AS_MANY = 20  # steps from one that is too long to the next
+
 
 class OneCall(Admission):
     """The part of Engine that makes them."""
 
     _part: UnderWay | None = None
     """Of prompts, some of whose layers are computed."""
+    _beside_at = -_AS_MANY
+    """Which step was the last that had prompts of newcomers between a part's layers."""
     _newcomers: Sequence[Request] = ()
     """Whose prompts the next step computes beside that part, which goes on behind it."""
     _is_for_a_step = False
@@ -153,11 +157,17 @@ class OneCall(Admission):
             newcomers = self._short(reading, len(others)) if is_beside else ()
             if not newcomers and (not is_beside or self._pace.rest(len(others))):
                 return parts_of(running, n_batch=self._n_batch, pace=self._pace)
+        if newcomers:
+            self._beside_at = self.totals["steps"]
         return [*((request, 1) for request in others), *((request, request.left) for request in newcomers)]
 
     def _room_beside(self, n_generating: int) -> int:
-        """Tokens of prompts in that step; none where prompts wait for others, with which they are read."""
-        return 0 if self._pace.n_patient(n_generating) else BESIDE - n_generating
+        """Tokens of prompts in that step; none where prompts wait for others, with which they are read, or
+        where one that takes longer than twice a quiet one would be more than one of twenty."""
+        is_again = self.totals["steps"] - self._beside_at < _AS_MANY
+        if self._pace.n_patient(n_generating) or (is_again and self._pace.is_long(n_generating)):
+            return 0
+        return BESIDE - n_generating
 
     def _short(self, reading: Sequence[Request], n_generating: int) -> list[Request]:
         """Of those who read, whose prompts are a step beside so many, where others' are not."""

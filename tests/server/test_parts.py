@@ -166,6 +166,18 @@ def test_beside_many_prompts_wait_for_others(make: Callable[..., Scheduler]) -> 
     assert [engine._room_beside(n) for n in (1, 39, 40, 64)] == [63, 25, 0, 0]
 
 
+def test_long_steps_are_one_of_twenty(make: Callable[..., Scheduler]) -> None:
+    """Where a step with a prompt takes more than twice as long as one without."""
+    engine = make().engine
+    for n_read, seconds in ((0, 1.0), (16, 2.5)):
+        engine._pace.saw(n_read, 1, seconds)
+        engine._pace.saw(n_read, 4, 1.0 + seconds / 4)
+    engine._beside_at = 0
+    for n_steps, room in ((0, 0), (19, 0), (20, 63)):
+        engine.totals["steps"] = n_steps
+        assert (engine._room_beside(1), engine._room_beside(4)) == (room, 60)
+
+
 def test_a_short_prompt_stands_in_front_of_a_long_one(
     make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
