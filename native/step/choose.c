@@ -151,6 +151,7 @@ static pi_status round_of(pi_session *s, pi_rounds *r, const pi_batch *b, const 
         PI_TRY(pi_part_settle(s));
     const pi_status st = feed_and_choose(s, b, c);
     if (has_layers && st == PI_OK) r->part_ns += pi_hybrid_part_ns(s->hybrid);
+    if (has_layers) pi_hybrid_part_ask(s->hybrid, 0); /* where nothing ran: the next step is for somebody else */
     r->part_left = pi_part_look(s);
     return st;
 }

@@ -27,7 +27,9 @@ int32_t pi_part_look(pi_session *s) {
 
 pi_status pi_part_settle(pi_session *s) {
     if (!s->part.n_tok) return PI_OK;
-    const pi_status st = pi_hybrid_part_rest(s->hybrid);
+    const bool is_lost = pi_hybrid_part_left(s->hybrid) < 0;
+    const pi_status st = is_lost ? PI_FAIL(PI_ERROR_DEVICE, "a part of a prompt was lost on its device")
+                                 : pi_hybrid_part_rest(s->hybrid);
     (void)pi_part_look(s);
     return st;
 }

@@ -63,6 +63,8 @@ class Admission(EngineState):
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
             ids = request.ids[: request.n]
             source, n = self._held_of(request, ids)
+            if room is not None and source is not None and source.n_coming > source.n:
+                n = self._whole_blocks(request, source, n)
             if room is not None and request.n - n > room:
                 break
             if not request.is_text and coming(self._running, ids) - n >= KV_BLOCK:
@@ -107,6 +109,15 @@ class Admission(EngineState):
             if place.n < ids.size and np.array_equal(place.ids[: place.n], ids[: place.n]):
                 return place, place.n
         return self.cache.find(ids, request.n_prompt, place)
+
+    def _whole_blocks(self, request: Request, source: Sequence, n: int) -> int:
+        """Of n tokens that a sequence holds, behind which it is being computed, those of blocks that are not
+        written any more, and from which the request can go on."""
+        while n % KV_BLOCK:
+            n = self.session.reusable_prefix(
+                n - n % KV_BLOCK, source.n_prompt, request.n_prompt, seq=source.number
+            )
+        return n
 
     def _shift(self) -> None:
         """Makes room for the next token of those whose context is full."""

@@ -162,12 +162,15 @@ class OneCall(Admission):
         return [*((request, 1) for request in others), *((request, request.left) for request in newcomers)]
 
     def _room_beside(self, n_generating: int) -> int:
-        """Tokens of prompts in that step; none where prompts wait for others, with which they are read, or
-        where one that takes longer than twice a quiet one would be more than one of twenty."""
-        is_again = self.totals["steps"] - self._beside_at < _AS_MANY
-        if self._pace.n_patient(n_generating) or (is_again and self._pace.is_long(n_generating)):
-            return 0
-        return BESIDE - n_generating
+        """Tokens of prompts in that step; none where prompts wait for others, with which they are read."""
+        may = not self._pace.n_patient(n_generating) and not self._n_before_next(n_generating)
+        return BESIDE - n_generating if may else 0
+
+    def _n_before_next(self, n_generating: int) -> int:
+        """Steps that come before the next of this kind: one that has layers of the part, or so many that one
+        which takes longer than twice a quiet one is one of twenty."""
+        every = _AS_MANY if self._pace.is_long(n_generating) else 2
+        return max(every - (self.totals["steps"] - self._beside_at), 0)
 
     def _short(self, reading: Sequence[Request], n_generating: int) -> list[Request]:
         """Of those who read, whose prompts are a step beside so many, where others' are not."""
@@ -256,6 +259,8 @@ class OneCall(Admission):
         is_reading = len(running) < len(self.queue.running)  # who comes is read with them
         n_patient = 0 if is_reading else self._pace.n_patient(len(running))
         part = self._part
+        if part is not None and n_waiting and self.queue.n_places:
+            limits = replace(limits, most=min(limits.most, self._n_before_next(len(running)) or limits.most))
         rounds = Rounds(
             running,
             limits,
@@ -270,7 +275,7 @@ class OneCall(Admission):
             rounds.disturb, may_wait=may_wait, n_later=n_waiting if part is not None else 0
         ) as is_undisturbed:
             if not is_undisturbed:
-                return False
+                return self._is_only_wanted(part)
             self._chosen = []
             began = time.monotonic()
             error = rounds.run(self.session, begin_rounds)
@@ -289,6 +294,11 @@ class OneCall(Admission):
         if error is not None and not isinstance(error, ContextError):
             raise error
         return n_rounds > 0
+
+    def _is_only_wanted(self, part: UnderWay | None) -> bool:
+        """Whether somebody came, and nothing else happened, while a part is under way: no reason to end it."""
+        is_left = any(request.stream.is_cancelled for request in self.queue.running)
+        return part is not None and not is_left and not self.queue.is_closing
 
     def _went_on(self, rounds: Rounds) -> None:
         """Notes what rounds have chosen. Somebody may be over with what the last one has."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import ArgumentError, DeviceError, UnsupportedError
+from powerinfer import ArgumentError, ContextError, DeviceError, UnsupportedError
 from powerinfer._engine import _native
 from powerinfer._engine.arrays import Ids
 from powerinfer._engine.sampling import Sampler, Sampling
@@ -204,6 +204,22 @@ def test_what_may_stand_between_its_layers(
         Rounds(s, 1, 1).run(s)
         act(s)
         assert is_under_way(s) == stays
+
+
+def test_rounds_that_cannot_begin_leave_it_as_it_is(tmp_path: Path) -> None:
+    """The layers that they asked for are not the next step's."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu-gqa"])
+    with Model(path) as model, opened(model) as s:
+        case = Case(s)
+        case.begin()
+        s.feed(tokens(np.random.default_rng(2), 60), seq=0), s.feed([3] * 63, seq=0)
+        assert s.length(0) == s.info.n_ctx
+        with pytest.raises(ContextError):
+            Rounds(s, 1, 1).run(s)
+        s.feed([9], seq=4)
+        s.cut(5, seq=0)
+        made = Rounds(s, 1, 1).run(s)
+        assert made.native.part_left == model.info.n_layer - 1
 
 
 def test_a_copy_of_what_stands_before_it(tmp_path: Path) -> None:

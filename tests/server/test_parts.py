@@ -4,9 +4,11 @@ whoever comes and goes meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from powerinfer import ContextError, DeviceError, LogitsProcessorList
@@ -161,6 +163,62 @@ def test_short_prompts_do_not_wait_for_a_part(
         assert scheduler.engine.session.length(sequence.number) == sequence.n
 
 
+def test_newcomers_do_not_keep_a_prompt_from_being_read(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a step with some of them is one with layers. Who comes between two rounds ends no part."""
+    scheduler = make(n_seq=20, max_running=12)
+    streams = begun(scheduler)
+    next(streams[0])
+    events: list[str] = []
+    feed, run, begin, came = Session.feed, Session.run_rounds, one_call.Rounds, list[Stream]()
+
+    def fed(self: Session, ids: Any, **more: Any) -> list[int]:
+        events.append("newcomers" if scheduler.engine._part is not None else "step")
+        return feed(self, ids, **more)
+
+    def went_on(self: Session, native: Any, n: int) -> None:
+        run(self, native, n)
+        events.append("layers" if native.part_layers else "rounds")
+
+    def began(*more: Any, **options: Any) -> Any:
+        if options["part_layers"] and not came:
+            with scheduler.engine.changed:
+                came.extend(scheduler.submit(prompt(25, 3 + i), choice(), limit=3) for i in range(6))
+        return begin(*more, **options)
+
+    def ended(self: Session) -> None:
+        raise AssertionError("a part is ended")
+
+    monkeypatch.setattr(Session, "feed", fed)
+    monkeypatch.setattr(Session, "run_rounds", went_on)
+    monkeypatch.setattr(Session, "end_part", ended)
+    monkeypatch.setattr(one_call, "Rounds", began)
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [len(list(stream)) for stream in (*streams, reader)] == [59, 60, 5]
+    assert [len(list(stream)) for stream in came] == [3] * 6
+    assert events.count("newcomers") >= 2
+    assert all(after == "layers" for at, after in pairwise(events) if at == "newcomers")
+
+
+def test_a_beginning_that_is_shared_with_who_reads(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole blocks of it, so that the part goes on."""
+    scheduler, came = make(), []
+    ids = np.concatenate([prompt(75, 7), prompt(8, 9)])
+    want = list(scheduler.submit(ids, choice(), limit=5))
+    scheduler.engine.vacate()
+    streams = begun(scheduler)
+    next(streams[0])
+    feeds = feeds_of(monkeypatch, scheduler)
+    rounds_of(monkeypatch, {2: lambda: came.append(scheduler.submit(ids, choice(), limit=5))})
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [len(list(stream)) for stream in (*streams, reader)] == [59, 60, 5]
+    assert [list(stream) for stream in came] == [want] and came[0].n_reused == 64
+    assert (83 - 64 + 2, 3, True) in feeds and len(parts) == 3
+
+
 def test_beside_many_prompts_wait_for_others(make: Callable[..., Scheduler]) -> None:
     engine = make().engine
     assert [engine._room_beside(n) for n in (1, 39, 40, 64)] == [63, 25, 0, 0]
@@ -173,9 +231,9 @@ def test_long_steps_are_one_of_twenty(make: Callable[..., Scheduler]) -> None:
         engine._pace.saw(n_read, 1, seconds)
         engine._pace.saw(n_read, 4, 1.0 + seconds / 4)
     engine._beside_at = 0
-    for n_steps, room in ((0, 0), (19, 0), (20, 63)):
+    for n_steps, rooms in ((1, (0, 0)), (2, (0, 60)), (19, (0, 60)), (20, (63, 60))):
         engine.totals["steps"] = n_steps
-        assert (engine._room_beside(1), engine._room_beside(4)) == (room, 60)
+        assert (engine._room_beside(1), engine._room_beside(4)) == rooms
 
 
 def test_a_short_prompt_stands_in_front_of_a_long_one(

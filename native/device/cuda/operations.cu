@@ -315,15 +315,15 @@ void op_ffn(pi_device *dev, const te_ffn_args *a) {
     run_last_rows(c);
     if (a->n_tok > TE_CUDA_MAX_TOK) return prefill_ffn(c, a);
     /* Kernels read weights before their predecessor has ended, unless loads wrote them. */
-    if (a->staged && ready(c)) {
+    const bool waits = a->staged && ready(c);
+    if (waits) {
         c->te->set_overlap(c->d, 0);
         note(c, c->te->load_ready(c->d, a->stage));
     }
     decode_ffn(c, a);
-    if (a->staged && ready(c)) {
-        note(c, c->te->load_free(c->d, a->stage));
-        c->te->set_overlap(c->d, 1);
-    }
+    if (!waits) return;
+    if (ready(c)) note(c, c->te->load_free(c->d, a->stage));
+    c->te->set_overlap(c->d, 1);
 }
 
 void op_merge(pi_device *dev, const te_merge_args *a) {
