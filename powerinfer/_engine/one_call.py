@@ -296,7 +296,7 @@ class OneCall(Admission):
         return n_rounds > 0
 
     def _is_only_wanted(self, part: UnderWay | None) -> bool:
-        """Whether somebody came, and nothing else happened, while a part is under way: no reason to end it."""
+        """Whether somebody came and nothing else happened while a part is under way: no reason to end it."""
         is_left = any(request.stream.is_cancelled for request in self.queue.running)
         return part is not None and not is_left and not self.queue.is_closing
 
