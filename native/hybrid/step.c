@@ -434,10 +434,11 @@ static void note(pi_status *st, pi_status next, const char *why, char (*problem)
     strncpy(*problem, why, sizeof *problem - 1);
 }
 
-/* Until a prompt's program has ended, or whoever asked for the feed wants that to end. */
+/* Until a prompt's program has ended, or whoever asked for the feed wants that to end; or too long: finish says so. */
 static void await_end(pi_hybrid *h, pi_device *dev) {
     enum { LOOK_MS = 50 };
-    while (!dev->ops->ended(dev, LOOK_MS))
+    const int64_t until = te_os_now_ns() + h->wait_ns;
+    while (!dev->ops->ended(dev, LOOK_MS) && te_os_now_ns() < until)
         if (pi_step_is_stopped(h->s)) return cancel_all(h);
 }
 

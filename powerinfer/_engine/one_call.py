@@ -17,15 +17,13 @@ from .request import Request
 from .rounds import Limits, Rounds, limits_of
 from .session import Session
 
-_AS_MANY = 20  # steps from one that is too long to the next
-
 
 class OneCall(Admission):
     """The part of Engine that makes them."""
 
     _part: UnderWay | None = None
     """Of prompts, some of whose layers are computed."""
-    _beside_at = -_AS_MANY
+    _beside_at = -2
     """Which step was the last that had prompts of newcomers between a part's layers."""
     _newcomers: Sequence[Request] = ()
     """Whose prompts the next step computes beside that part, which goes on behind it."""
@@ -162,15 +160,10 @@ class OneCall(Admission):
         return [*((request, 1) for request in others), *((request, request.left) for request in newcomers)]
 
     def _room_beside(self, n_generating: int) -> int:
-        """Tokens of prompts in that step; none where prompts wait for others, with which they are read."""
-        may = not self._pace.n_patient(n_generating) and not self._n_before_next(n_generating)
+        """Tokens of prompts in that step; none where prompts wait for others, with which they are read, and
+        behind another one: then the part has its turn."""
+        may = not self._pace.n_patient(n_generating) and self.totals["steps"] >= self._beside_at + 2
         return BESIDE - n_generating if may else 0
-
-    def _n_before_next(self, n_generating: int) -> int:
-        """Steps that come before the next of this kind: one that has layers of the part, or so many that one
-        which takes longer than twice a quiet one is one of twenty."""
-        every = _AS_MANY if self._pace.is_long(n_generating) else 2
-        return max(every - (self.totals["steps"] - self._beside_at), 0)
 
     def _short(self, reading: Sequence[Request], n_generating: int) -> list[Request]:
         """Of those who read, whose prompts are a step beside so many, where others' are not."""
@@ -260,7 +253,8 @@ class OneCall(Admission):
         n_patient = 0 if is_reading else self._pace.n_patient(len(running))
         part = self._part
         if part is not None and n_waiting and self.queue.n_places:
-            limits = replace(limits, most=min(limits.most, self._n_before_next(len(running)) or limits.most))
+            if self.totals["steps"] < self._beside_at + 2:
+                limits = replace(limits, most=1)
         rounds = Rounds(
             running,
             limits,

@@ -120,11 +120,6 @@ class _Times:
         """The same, however old; 0 if it was never measured."""
         return 0.0 if self._quiet is None else self._quiet.seconds
 
-    @property
-    def is_long(self) -> bool:
-        """Whether any part takes longer than a quiet step."""
-        return min((known.seconds for known in self._more.values()), default=0.0) > self.last_quiet
-
     def begin_like(self, other: _Times) -> None:
         """What parts add is what they add beside twice or half as many, until it is measured: as if it were
         old."""
@@ -319,10 +314,6 @@ class Pace:
             times.saw_between((seconds - part_s) / n_steps)
         too_long = max(part_s / (n_steps * self._most(times)) - 1, 0.0) * n_steps
         self._rest = min(self._rest + too_long, _MOST_REST)
-
-    def is_long(self, n_generating: int) -> bool:
-        """Whether a step that reads anything takes more than twice as long as a quiet one, if known."""
-        return self._times[n_generating.bit_length()].is_long
 
     def n_patient(self, n_generating: int) -> int:
         """For how many steps a prompt may wait for others, with which it is read in one."""

@@ -224,18 +224,6 @@ def test_beside_many_prompts_wait_for_others(make: Callable[..., Scheduler]) -> 
     assert [engine._room_beside(n) for n in (1, 39, 40, 64)] == [63, 25, 0, 0]
 
 
-def test_long_steps_are_one_of_twenty(make: Callable[..., Scheduler]) -> None:
-    """Where a step with a prompt takes more than twice as long as one without."""
-    engine = make().engine
-    for n_read, seconds in ((0, 1.0), (16, 2.5)):
-        engine._pace.saw(n_read, 1, seconds)
-        engine._pace.saw(n_read, 4, 1.0 + seconds / 4)
-    engine._beside_at = 0
-    for n_steps, rooms in ((1, (0, 0)), (2, (0, 60)), (19, (0, 60)), (20, (63, 60))):
-        engine.totals["steps"] = n_steps
-        assert (engine._room_beside(1), engine._room_beside(4)) == rooms
-
-
 def test_a_short_prompt_stands_in_front_of_a_long_one(
     make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
