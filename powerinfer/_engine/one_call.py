@@ -252,9 +252,8 @@ class OneCall(Admission):
         is_reading = len(running) < len(self.queue.running)  # who comes is read with them
         n_patient = 0 if is_reading else self._pace.n_patient(len(running))
         part = self._part
-        if part is not None and n_waiting and self.queue.n_places:
-            if self.totals["steps"] < self._beside_at + 2:
-                limits = replace(limits, most=1)
+        if part is not None and n_waiting and self.totals["steps"] < self._beside_at + 2:
+            limits = replace(limits, most=1)  # they may have the step behind it
         rounds = Rounds(
             running,
             limits,
