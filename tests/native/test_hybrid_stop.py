@@ -101,4 +101,16 @@ def test_while_a_device_is_at_work(model: Model, more: dict[str, Any], faults: F
         assert np.array_equal(s.logits(), want)
 
 
+@with_faults
+def test_while_the_cpu_waits_for_a_device(model: Model, faults: Faults) -> None:
+    """In front of its only layer, for which it is asked once."""
+    with model, opened(model, split="some", devices=[0, 0, 0, 0, 0, -1], head=-1) as s:
+        faults.late_us = 600000
+        try:
+            assert check(s, 5) == 5
+        finally:
+            faults.late_us = 0
+        assert s.length() == 0
+
+
 test_with_the_test_library = with_the_library(__file__)
