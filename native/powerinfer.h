@@ -327,8 +327,9 @@ typedef struct pi_batch {
     const int32_t *seq;  /* NULL: all 0 */
     const uint8_t *kind; /* pi_token_kind of each; NULL: GENERATED for the last, PROMPT for the others */
     const float *hidden; /* [n_tokens][n_embd] what a next_head reads beside each token; else NULL */
-    /* Called by the calling thread while the feed goes on, between chunks and, without devices, between layers, stop_ms
-     * after the last time or the beginning; another result than 0 ends the feed. It must not use the session. NULL: none. */
+    /* Called by the calling thread while the feed goes on, between chunks and layers that the CPU computes and while a device
+     * computes a prompt, stop_ms or a little more after the last time or the beginning; another result than 0 ends the feed.
+     * It must not use the session. NULL: none. */
     int32_t (*stop)(void *ctx);
     void *stop_ctx;
     int32_t stop_ms;
@@ -567,7 +568,8 @@ pi_status pi_session_rounds(pi_session *session, pi_rounds *rounds);
 /* A part of prompts whose layers are computed a few at a time, in front of rounds (pi_rounds.part_layers) of at most 64
  * generations: the batch's tokens, at most the session's n_part, none of which wants logits. begin computes nothing; the
  * part's sequences have all of its tokens from then on, and are for nobody else. One at a time: end computes all layers that
- * are left, and so does every other call that feeds tokens or changes sequences. Logits of the last feed stay. A part that
+ * are left, and so does every other call that feeds tokens or changes sequences, but for pi_session_feed_choose of at most 64
+ * tokens of other sequences, and what cuts, drops or copies others. Logits of the last feed stay. A part that
  * fails, as the call that had its layers says, leaves its sequences as they were. Errors: of pi_session_feed; UNSUPPORTED
  * where n_part is 0. */
 pi_status pi_session_begin_part(pi_session *session, const pi_batch *batch);

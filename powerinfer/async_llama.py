@@ -31,6 +31,7 @@ from ._engine.replicas import shares as share_out
 from ._engine.scheduler import Scheduler, SchedulerStats
 from ._engine.session import Session
 from ._engine.turn import give_way
+from ._engine.warm_up import warm_up as warm_up_session
 from ._llama.async_stream import AsyncStream, Chunk, Chunks, Parts, Pumped
 from ._llama.async_vectors import AsyncVectors
 from ._llama.completions import check_best_of, check_count
@@ -110,6 +111,7 @@ class AsyncLlama(AsyncVectors):
         prompt_part: int | None = None,
         pooling: str | int | None = None,
         replicas: int = 1,
+        warm_up: bool = False,
         **options: Unpack[AsyncLlamaOptions],
     ) -> None:
         """Opens and loads, which takes as long as it does for Llama.
@@ -129,6 +131,9 @@ class AsyncLlama(AsyncVectors):
             those that devices and vram_budget name, dealt out in their order; a single number is the budget
             of each), and with its share of n_threads; where that is not given each leaves one of four cores
             and more to its GPU's driver. n_parallel, max_waiting and n_pool are of each.
+        warm_up: compute a step of each kind before the first request comes, where a GPU has all of the model:
+            its driver loads code when it is first used, for which first tokens would wait. Takes some tenths
+            of a second.
         options: of Llama; those that belong to a single context (logits_all, n_seq) are refused.
             draft_model is asked where so few generate that its guesses are free. With online_statistics
             neurons move when nothing is under way, and on a busy machine now and then also while others
@@ -186,6 +191,8 @@ class AsyncLlama(AsyncVectors):
         self.pooling = kind if kind >= 0 else pooling_of_file(self.llama.file) or POOLING["mean"]
 
         def scheduler_of(session: Session, placement: Placement | None) -> Scheduler:
+            if warm_up:
+                warm_up_session(session, n_parallel)
             engine = Engine(
                 session,
                 max_running=n_parallel,

@@ -8,11 +8,15 @@ behind a prompt, and beside it the mean, how many times the quiet one that is, m
 longest, the means of the first and of the last tenth; how long the prompt took, and how many steps read how
 much of it, or had layers of a part of how much beside them. The first prompt of a number is the first that
 the engine reads beside so many: nothing is learnt.
+
+With --newcomers short requests come now and then, too, one after the other, and the milliseconds to their
+first token are told, quiet and beside a prompt.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 from collections import Counter
 
@@ -31,6 +35,9 @@ from powerinfer._engine.session import Model, Session
 from powerinfer._llama.loader import Loader
 
 ENDS = frozenset[int]()
+NEW_TOKENS = 16
+NEW_S = 0.03
+"""Between two newcomers, on average."""
 
 
 class Timed(Stream):
@@ -69,23 +76,58 @@ def quiet(stream: Timed, seconds: float) -> float:
     return float(np.mean(between(stream, begin, time.monotonic())))
 
 
+class Newcomers:
+    """Short requests, one after the other, until told to stop."""
+
+    def __init__(self, scheduler: Scheduler, rng: np.random.Generator) -> None:
+        self._scheduler, self._rng = scheduler, rng
+        self._is_over = threading.Event()
+        self._ms: list[float] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._rng.exponential(NEW_S)):
+            begin = time.monotonic()
+            stream = submit(self._scheduler, self._rng, NEW_TOKENS, 1)
+            while stream.reason is None:
+                time.sleep(0.0002)
+            self._ms.append((stream.at[0] - begin) * 1000)
+
+    def stop(self) -> str:
+        """What they saw."""
+        self._is_over.set()
+        self._thread.join()
+        if not self._ms:
+            return "none"
+        p50, p90, p99 = np.percentile(self._ms, [50, 90, 99])
+        return f"p50 {p50:.1f}, p90 {p90:.1f}, p99 {p99:.1f}, most {max(self._ms):.1f} ms ({len(self._ms)})"
+
+
 def measure(session: Session, args: argparse.Namespace, n: int) -> None:
     """With n streams, on an engine of its own."""
     rng = np.random.default_rng(n)
-    scheduler = Scheduler(Engine(session, n_seq=args.n_seq, max_running=n + 1))
+    scheduler = Scheduler(Engine(session, n_seq=args.n_seq, max_running=n + 1 + args.newcomers))
     streams = [submit(scheduler, rng, 16, None) for _ in range(n)]
     while not all(stream.at for stream in streams):
         time.sleep(0.01)
     time.sleep(args.quiet / 2)
     first = streams[0]
+    if args.newcomers:
+        come = Newcomers(scheduler, np.random.default_rng(n))
+        quiet(first, 2 * args.quiet)
+        print(f"{n:3} streams, newcomers' first token, quiet: {come.stop()}", flush=True)
     before = quiet(first, args.quiet)
     for i in range(args.prompts):
         seen, in_layers = Counter(scheduler.engine.parts), Counter(scheduler.engine.in_layers)
         begin = time.monotonic()
         reader = submit(scheduler, rng, args.prompt, 1)
+        come_beside = Newcomers(scheduler, np.random.default_rng(i)) if args.newcomers else None
         while reader.reason is None:
             time.sleep(0.002)
         end = reader.last_at or time.monotonic()
+        if come_beside is not None:
+            print(f"{n:3} streams, newcomers' first token, beside: {come_beside.stop()}", flush=True)
         parts, in_layers = (
             Counter(scheduler.engine.parts) - seen,
             Counter(scheduler.engine.in_layers) - in_layers,
@@ -123,10 +165,11 @@ def main() -> None:
     )
     parser.add_argument("--quiet", type=float, default=0.5, help="seconds without a prompt")
     parser.add_argument("--room", type=int, default=1500, help="tokens of each stream")
+    parser.add_argument("--newcomers", action="store_true", help="short requests come meanwhile")
     parser.add_argument("-t", "--threads", type=int, default=machine.cores())
     args = parser.parse_args()
     most = max(args.streams)
-    args.n_seq = 2 * most + 2
+    args.n_seq = 2 * most + 2 + 8 * args.newcomers
     devices = choose_devices(args.vram_budget, None) if args.vram_budget else None
     with ModelFile(args.model) as file, Model(file) as model:
         loader = Loader(

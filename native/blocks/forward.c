@@ -16,6 +16,22 @@
 #include "per_layer.h"
 #include "recurrent.h"
 
+bool pi_step_is_stopped(pi_session *s) {
+    const pi_batch *b = s->asking;
+    if (s->is_stopped || !b || !b->stop || te_os_now_ns() - s->asked_ns < (int64_t)b->stop_ms * 1000000)
+        return s->is_stopped;
+    s->is_stopped = b->stop(b->stop_ctx) != 0;
+    s->asked_ns = te_os_now_ns();
+    return s->is_stopped;
+}
+
+bool pi_step_ends_before(pi_session *s, const te_team *team, int32_t l) {
+    const int32_t end = __atomic_load_n(&s->stop_layer, __ATOMIC_RELAXED);
+    if (team->ith == 0 && l < s->model->info.n_layer && end > l && pi_step_is_stopped(s))
+        __atomic_store_n(&s->stop_layer, l + 1, __ATOMIC_RELAXED);
+    return end <= l;
+}
+
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs) {
     const pi_model *m = s->model;
     for (int32_t i = 0; i < m->n_ropes; i++) {

@@ -4,6 +4,11 @@
 
 #include "../state/state.h"
 
+/* Whether the caller wants the feed to end, if it is time to ask. By the thread that feeds. */
+bool pi_step_is_stopped(pi_session *s);
+/* Whether the chunk ends in front of layer l, behind which the CPU computes one of its layers. The leader asks a layer ahead:
+ * barriers lie between, so all members see the same, and leave together. */
+bool pi_step_ends_before(pi_session *s, const te_team *team, int32_t l);
 /* cos and sin of the chunk's token t, of each variant of RoPE: rows of cs, n_rows of a variant before those of the next. */
 void pi_step_angles(const pi_session *s, int32_t t, int32_t n_rows, float *cs);
 void pi_step_embed(pi_session *s, te_team *team);

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 enum {
-    PI_DEVICE_VERSION = 21,
+    PI_DEVICE_VERSION = 22,
     PI_FETCHES = 32,
     PI_LARGEST = 128, /* logits of a row that are found, at most */
     PI_MIXED = 8      /* kept programs of prompts and of sequences' next tokens: 2 MiB each of a plan's overhead */
@@ -70,12 +70,12 @@ typedef struct pi_device_load {
     int32_t stage;
 } pi_device_load;
 
-/* Rows of logits on their way to the CPU: as they are, or the largest ones of each, for choices that need no more. Which
- * it is may change from step to step. */
+/* Rows of logits on their way to the CPU: as they are, or the largest ones of each, for choices that need no more, or both.
+ * Which it is may change from step to step. */
 typedef struct pi_device_logits {
     const float *x; /* D [n_rows][cols] */
     int32_t n_rows, cols;
-    const int32_t *n_largest; /* D: how many of each row, at most PI_LARGEST; 0: the rows */
+    const int32_t *n_largest; /* D: how many of each row, at most PI_LARGEST; 0: the rows; less: both */
     float *rows;              /* S [n_rows][cols] */
     /* S [n_rows][PI_LARGEST], of which the first n_found are: a logit's bits and in the lower half its column, falling, equal
      * ones by column; -inf is none. */
@@ -119,6 +119,8 @@ typedef struct pi_device_ops {
     /* Sets *cancelled where the device has failed, so that nobody waits for what will not come; finish says why. Any
      * thread may call it, at any time. */
     void (*look)(pi_device *dev);
+    /* Waits for all programs, at most so long: whether they have ended, well or not. */
+    bool (*ended)(pi_device *dev, int32_t ms);
     /* Waits for all programs, and sets *cancelled back. Errors: DEVICE (the sticky error), TIMEOUT (a wait was cancelled
      * or took too long: the device can be used again). */
     pi_status (*finish)(pi_device *dev);

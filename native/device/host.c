@@ -65,6 +65,19 @@ static void host_look(pi_device *dev) {
         __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
 }
 
+static bool host_ended(pi_device *dev, int32_t ms) {
+    pi_host_device *d = pi_host(dev);
+    const int64_t until = te_os_now_ns() + (int64_t)ms * 1000000;
+    uint32_t done;
+    while ((done = __atomic_load_n(&d->done, __ATOMIC_ACQUIRE)) != d->asked) {
+        const int64_t left = until - te_os_now_ns();
+        if (left <= 0) return false;
+        te_os_wait(&d->done, done, left);
+        host_look(dev);
+    }
+    return true;
+}
+
 static pi_status host_finish(pi_device *dev) {
     pi_host_device *d = pi_host(dev);
     const int64_t patience_ns = 20000000;
@@ -175,6 +188,7 @@ static const pi_device_ops host_ops = {.version = PI_DEVICE_VERSION,
                                        .fetched = pi_host_fetched,
                                        .launch = host_launch,
                                        .look = host_look,
+                                       .ended = host_ended,
                                        .finish = host_finish,
                                        .begin = pi_host_begin,
                                        .end = pi_host_end,

@@ -1,6 +1,7 @@
 /* host_ops.c - the operations of the stand-in device, on the CPU's kernels. */
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../../vendor/core/te_os.h"
@@ -127,10 +128,10 @@ void pi_host_logits(pi_device *dev, const pi_device_logits *a) {
     if (!pi_host_begin_op(dev, 19, a->n_rows)) return;
     pi_host_mix(pi_host(dev), a->x);
     const size_t cols = (size_t)a->cols;
-    if (!*a->n_largest) memcpy(a->rows, a->x, sizeof *a->x * cols * (size_t)a->n_rows);
-    for (int32_t i = 0; *a->n_largest && i < a->n_rows; i++)
-        a->n_found[i] =
-            find_largest(a->x + cols * (size_t)i, a->cols, *a->n_largest, a->largest + (ptrdiff_t)i * PI_LARGEST);
+    const int32_t n = abs(*a->n_largest);
+    if (*a->n_largest <= 0) memcpy(a->rows, a->x, sizeof *a->x * cols * (size_t)a->n_rows);
+    for (int32_t i = 0; n && i < a->n_rows; i++)
+        a->n_found[i] = find_largest(a->x + cols * (size_t)i, a->cols, n, a->largest + (ptrdiff_t)i * PI_LARGEST);
 }
 
 void pi_host_linear(pi_device *dev, const te_linear_args *a) {

@@ -76,6 +76,11 @@ static inline uint64_t pi_space_rows(uint64_t n_batch, uint64_t n_vocab) {
     const uint64_t n = PI_LOGITS_BYTES / (sizeof(float) * n_vocab);
     return n < 1 ? 1 : n < n_batch ? n : n_batch;
 }
+/* How many stay on the CPU's side of a device that are made by several runs: one of each sequence, or twice as many bytes. */
+static inline uint64_t pi_space_kept_rows(uint64_t n_rows, uint64_t n_seq, uint64_t n_vocab) {
+    const uint64_t most = 2 * (uint64_t)PI_LOGITS_BYTES / (sizeof(float) * n_vocab), n = n_seq < most ? n_seq : most;
+    return n > n_rows ? n : n_rows;
+}
 /* Bytes of the rows of n_seq sequences' next tokens, as far as they are made together. */
 static inline uint64_t pi_space_logits(uint64_t n_seq, uint64_t n_batch, uint64_t n_vocab) {
     const uint64_t n = pi_space_rows(n_batch, n_vocab);

@@ -276,6 +276,8 @@ pi_status pi_hybrid_load(pi_hybrid *h, const pi_session_options *o) {
     h->process_id = te_os_process_id();
     h->ld_table = (o->n_ctx + PI_KV_BLOCK - 1) / PI_KV_BLOCK;
     h->max_logits = (int32_t)pi_space_rows((uint64_t)o->n_batch, (uint64_t)h->s->model->info.n_vocab);
+    h->max_rows =
+        (int32_t)pi_space_kept_rows((uint64_t)h->max_logits, (uint64_t)o->n_seq, (uint64_t)h->s->model->info.n_vocab);
     h->max_decode = 32; /* tokens of a list have a bit each */
     h->wait_ns = o->wait_ms ? (int64_t)o->wait_ms * 1000000 : device_wait_ns;
     h->progress = o->progress;

@@ -91,9 +91,9 @@ typedef struct pi_device_state {
      * what runs a program outside a feed calls pi_hybrid_bring_rows first. */
     float *rows;
     size_t rows_floats;
-    float *logits, *hidden;              /* S [max_logits] rows */
-    uint64_t *largest;                   /* S [max_logits][PI_LARGEST], of these */
-    int32_t *n_found;                    /* S [max_logits] */
+    float *logits, *hidden;              /* S [max_rows] rows */
+    uint64_t *largest;                   /* S [max_rows][PI_LARGEST], of these */
+    int32_t *n_found;                    /* S [max_rows] */
     uint32_t *counts;                    /* S [n_layer][3], then [n_layer][n_expert]: uses of experts */
     float *score, *weight;               /* D [n_batch][n_expert] of routers; [n_batch][n_used] of what they chose, */
     int32_t *expert;                     /* [n_batch][n_used] which is this */
@@ -153,6 +153,7 @@ typedef struct pi_hybrid {
     int32_t helper, helper_rows;   /* the device that has a copy of the head's first rows, or -1 */
     int32_t max_decode;            /* tokens that are handed over within a layer */
     int32_t max_logits;            /* tokens of a run that want logits */
+    int32_t max_rows;              /* of a feed whose logits stay where its runs left them */
     int32_t max_mixed;             /* tokens of prompts and next ones of sequences that are one program */
     int32_t max_part;              /* tokens of a part; 0: there can be none */
     uint32_t number;               /* of the step's first hand-over */
@@ -186,7 +187,8 @@ typedef struct pi_hybrid {
     /* Keys of programs for prompts and decoding: the last one's, and of those that are kept, that of the last run first. */
     uint64_t last_mixed[2], mixed[PI_MIXED];
     int32_t n_tok, n_logits;
-    int32_t n_largest;              /* as the session's; 0: rows of logits are brought here */
+    int32_t n_largest;              /* as the session's; 0: rows of logits are brought here; less: both */
+    bool all_largest;               /* those of all runs of the feed so far */
     int32_t logits_at;              /* the row of d->logits where this program's begin */
     int32_t n_lent;                 /* rows of the feed that are where the device left them */
     int32_t n_unwanted;             /* of the last layer, from the first token on */

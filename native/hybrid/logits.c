@@ -28,6 +28,7 @@ static void take(pi_hybrid *h, int32_t row, int32_t n) {
     left_rows rows = {h, (size_t)row, (size_t)n};
     te_pool_run(n > 2 ? h->few : h->caller, take_logits, &rows);
     h->s->logits = h->s->own_logits;
+    h->s->largest = NULL;
     h->s->hidden = h->s->own_hidden;
 }
 
@@ -40,13 +41,12 @@ static bool is_decoding(const pi_hybrid *h) {
     return apart;
 }
 
-/* How many of each row's largest logits are brought instead of the rows: no more are asked for, and nothing is done to them
- * here. */
+/* How many of each row's largest logits are brought, of a run whose rows stay: where no more are asked for, and nothing is done
+ * to them here. One of several runs of a feed brings its rows, too: the next one makes its own in their place. */
 static int32_t count_largest(const pi_hybrid *h) {
-    const pi_device_state *d = &h->device[h->head_device < 0 ? 0 : h->head_device];
-    const bool may = h->head_device >= 0 && h->n_logits > 1 && h->n_logits == h->s->logits_rows &&
-                     !pi_changes_logits(h->s->model) && pi_hybrid_rows(h, d) != d->logits;
-    return may ? h->s->n_largest : 0;
+    const bool may = h->n_logits > 1 && !pi_changes_logits(h->s->model) &&
+                     pi_hybrid_rows(h, &h->device[h->head_device]) != h->device[h->head_device].logits;
+    return !may ? 0 : h->n_logits == h->s->logits_rows ? h->s->n_largest : -h->s->n_largest;
 }
 
 /* Rows are looked at where the device left them, until the next feed: where the run has all of the feed, or stands behind
@@ -56,12 +56,14 @@ static int32_t count_largest(const pi_hybrid *h) {
 bool pi_hybrid_place_logits(pi_hybrid *h) {
     const pi_session *s = h->s;
     h->logits_at = 0;
-    h->n_largest = count_largest(h);
+    h->n_largest = 0;
     if (h->head_device < 0 || !h->n_logits) return false;
     const int32_t row = s->chunk.logits_row[h->n_tok - h->n_logits];
-    if (row == 0) h->n_lent = 0;
-    const bool stays = row == h->n_lent && s->logits_rows <= h->max_logits && row < MOST_ROWS &&
+    if (row == 0) h->n_lent = 0, h->all_largest = true;
+    const bool stays = row == h->n_lent && s->logits_rows <= h->max_rows && row < MOST_ROWS &&
                        (h->n_logits == s->logits_rows || (h->splits && pi_hybrid_is_resident(h) && is_decoding(h)));
+    h->n_largest = stays ? count_largest(h) : 0;
+    h->all_largest &= h->n_largest != 0;
     if (stays)
         h->logits_at = row;
     else if (h->n_lent)
@@ -73,7 +75,7 @@ static void lend_logits(pi_hybrid *h) {
     const pi_device_state *d = &h->device[h->head_device];
     h->s->logits = d->logits;
     h->s->hidden = d->hidden;
-    h->s->largest = h->n_largest ? d->largest : NULL;
+    h->s->largest = h->all_largest ? d->largest : NULL;
     h->s->n_found = d->n_found;
 }
 
@@ -92,7 +94,8 @@ pi_status pi_hybrid_bring_rows(pi_hybrid *h) {
     const pi_device_state *d = &h->device[h->head_device];
     const size_t n = (size_t)h->s->logits_rows * (size_t)h->s->model->info.n_vocab;
     PI_TRY(pi_hybrid_check_process(h));
-    const pi_status st = d->dev->ops->download(d->dev, d->logits, d->rows, sizeof *d->rows * n);
+    const pi_status st =
+        h->n_largest < 0 ? PI_OK : d->dev->ops->download(d->dev, d->logits, d->rows, sizeof *d->rows * n);
     if (st != PI_OK) return PI_FAIL(st, "%s", d->dev->ops->error());
     h->s->largest = NULL;
     return PI_OK;

@@ -210,8 +210,8 @@ static void head(const pi_program *p, int32_t begin, int32_t end) {
     if (leaves && h->n_logits == 1) /* perhaps some of its rows */
         p->ops->end(p->dev, logits, y, sizeof *y * (size_t)w.n_rows);
     else if (leaves)
-        p->ops->logits(
-            p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, logits, to->largest, to->n_found});
+        p->ops->logits(p->dev, &(pi_device_logits){y, h->n_logits, w.n_rows, p->in.n_largest, logits,
+                                                   to->largest + row * PI_LARGEST, to->n_found + row});
 }
 
 void pi_hybrid_program(void *ctx, pi_device *dev) {

@@ -51,10 +51,13 @@ static void note_lost(pi_hybrid *h, int32_t device) {
     __atomic_compare_exchange_n(&h->lost, &none, device + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
+/* Of the thread that feeds, which alone may ask whether the feed is to end. */
+static _Thread_local bool may_ask;
+
 /* At all of them: the one that is waited for may wait for x of another that is lost. */
 static void look_at_all(void *ctx) {
     pi_hybrid *h = ctx;
-    bool lost = false;
+    bool lost = may_ask && pi_step_is_stopped(h->s);
     for (int32_t i = 0; i < h->n_devices; i++) {
         pi_device *dev = h->device[i].dev;
         dev->ops->look(dev);
@@ -306,6 +309,7 @@ static void cpu_step(void *ctx, te_team *team) {
     pi_session *s = h->s;
     const int32_t n = s->model->info.n_layer;
     int32_t at = pi_hybrid_embeds_first(h) ? h->layer[0].device : -1; /* where x is */
+    may_ask = team->ith == 0;
     if (team->ith == 0) {
         h->n_members = team->nth;
         h->last_ns = te_os_now_ns();
@@ -332,6 +336,7 @@ static void cpu_step(void *ctx, te_team *team) {
         if (l == n) break;
         s->count[(ptrdiff_t)l * s->options.n_threads + team->ith] = (pi_layer_count){0};
         if (device < 0) {
+            if (pi_step_ends_before(s, team, l)) return;
             pi_step_layer(s, team, l);
             if (team->ith == 0) h->last_ns = te_os_now_ns();
             continue;
@@ -429,6 +434,14 @@ static void note(pi_status *st, pi_status next, const char *why, char (*problem)
     strncpy(*problem, why, sizeof *problem - 1);
 }
 
+/* Until a prompt's program has ended, or whoever asked for the feed wants that to end; or too long: finish says so. */
+static void await_end(pi_hybrid *h, pi_device *dev) {
+    enum { LOOK_MS = 50 };
+    const int64_t until = te_os_now_ns() + h->wait_ns;
+    while (!dev->ops->ended(dev, LOOK_MS) && te_os_now_ns() < until)
+        if (pi_step_is_stopped(h->s)) return cancel_all(h);
+}
+
 /* Both sides of a step. Whatever happens, no program is left running, and the next step can begin. */
 static pi_status run(pi_hybrid *h) {
     pi_session *s = h->s;
@@ -453,6 +466,7 @@ static pi_status run(pi_hybrid *h) {
         te_pool_run(!h->is_whole ? s->pool : h->n_tok > h->max_decode ? h->few : h->caller, cpu_step, h);
     else
         cancel_all(h);
+    if (s->is_stopped) cancel_all(h);
     if (h->late) {
         const pi_status late = PI_FAIL(PI_ERROR_TIMEOUT, "device %d did not answer within %g s",
                                        h->device[h->late - 1].of_plan, (double)h->wait_ns * 1e-9);
@@ -461,10 +475,14 @@ static pi_status run(pi_hybrid *h) {
     for (int32_t k = 0; k < h->n_devices; k++) {
         const int32_t i = h->lost ? (h->lost - 1 + k) % h->n_devices : k;
         const pi_device_ops *ops = h->device[i].dev->ops;
-        if (st != PI_OK) cancel(h, i); /* it may wait for x of one before it */
+        if (st != PI_OK)
+            cancel(h, i); /* it may wait for x of one before it */
+        else if (!h->decode && s->asking)
+            await_end(h, h->device[i].dev);
         const pi_status finished = ops->finish(h->device[i].dev);
         note(&st, finished, ops->error(), &problem);
     }
+    if (s->is_stopped && s->stop_layer > s->model->info.n_layer) s->stop_layer = 1; /* some have counted */
     pi_hybrid_part_went(h, st);
     if (st == PI_OK) return PI_OK;
     /* A program that did not run has not counted its step. */

@@ -191,10 +191,10 @@ static void send_head(pi_upload *u, pi_device_state *d) {
     d->output_bias = pi_upload_vector(u, m->output_b, m->info.n_vocab);
     d->output_a = pi_upload_mat(u, &m->output_adapter.a);
     d->output_b = pi_upload_mat(u, &m->output_adapter.b);
-    d->logits = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_vocab);
-    d->hidden = share(u, sizeof(float) * (size_t)u->h->max_logits * (size_t)m->info.n_embd);
-    d->largest = share(u, sizeof *d->largest * (size_t)u->h->max_logits * PI_LARGEST);
-    d->n_found = share(u, sizeof *d->n_found * (size_t)u->h->max_logits);
+    d->logits = share(u, sizeof(float) * (size_t)u->h->max_rows * (size_t)m->info.n_vocab);
+    d->hidden = share(u, sizeof(float) * (size_t)u->h->max_rows * (size_t)m->info.n_embd);
+    d->largest = share(u, sizeof *d->largest * (size_t)u->h->max_rows * PI_LARGEST);
+    d->n_found = share(u, sizeof *d->n_found * (size_t)u->h->max_rows);
 }
 
 /* Buffers in one piece: where the head's logits are made, nothing of what they hold is needed. */

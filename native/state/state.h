@@ -124,6 +124,7 @@ struct pi_session {
     const float *given; /* [tokens of the feed][n_embd] what such a head reads beside tokens; while it is computed */
     const pi_batch *asking; /* whose `stop` is called while it is computed */
     int64_t asked_ns;       /* when it was, or when the feed began */
+    bool is_stopped;        /* it has said that the feed is to end */
     int32_t stop_layer;     /* in front of which the chunk ends */
 
     int32_t n_taps; /* layers with a tap */

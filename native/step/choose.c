@@ -122,7 +122,7 @@ pi_status pi_session_feed_choose(pi_session *s, const pi_batch *b, int32_t n, co
     const choices c = {s, row, sampler, chosen, n};
     PI_TRY(check_choices(s, b, &c));
     pi_session_lock(s);
-    pi_status st = pi_part_settle(s);
+    pi_status st = pi_part_settle_feed(s, b);
     if (st == PI_OK) st = feed_and_choose(s, b, &c);
     pi_session_unlock(s);
     return st;
@@ -151,6 +151,7 @@ static pi_status round_of(pi_session *s, pi_rounds *r, const pi_batch *b, const 
         PI_TRY(pi_part_settle(s));
     const pi_status st = feed_and_choose(s, b, c);
     if (has_layers && st == PI_OK) r->part_ns += pi_hybrid_part_ns(s->hybrid);
+    if (has_layers) pi_hybrid_part_ask(s->hybrid, 0); /* where nothing ran: the next step is for somebody else */
     r->part_left = pi_part_look(s);
     return st;
 }

@@ -39,8 +39,13 @@ pi_status pi_feed_check(const pi_session *s, const pi_batch *b, int32_t *to, int
 void pi_feed_undo(pi_session *s, int32_t n, const int32_t *seq, const int32_t *pos);
 
 /* part.c, with the lock held. settle: what stands in front of every call that changes sequences: a part that is under way is
- * computed. look: behind rounds that had some of its layers; returns how many are left. */
+ * computed. Of what it is for: settle_seq where it has tokens of that sequence, settle_copy where it writes to a block that
+ * has some of the sequence's first n positions, settle_feed where the batch is no step that may stand between its layers.
+ * look: behind rounds that had some of its layers; returns how many are left. */
 pi_status pi_part_settle(pi_session *s);
+pi_status pi_part_settle_seq(pi_session *s, int32_t seq);
+pi_status pi_part_settle_copy(pi_session *s, int32_t seq, int32_t n);
+pi_status pi_part_settle_feed(pi_session *s, const pi_batch *b);
 int32_t pi_part_look(pi_session *s);
 
 #endif

@@ -82,33 +82,15 @@ static pi_status reserve_all(pi_session *s, int32_t rows) {
     return PI_OK;
 }
 
-/* Whether the caller wants the feed to end, if it is time to ask. */
-static bool is_stopped(pi_session *s) {
-    const pi_batch *b = s->asking;
-    if (!b || !b->stop || te_os_now_ns() - s->asked_ns < (int64_t)b->stop_ms * 1000000) return false;
-    const bool stops = b->stop(b->stop_ctx) != 0;
-    s->asked_ns = te_os_now_ns();
-    return stops;
-}
-
-/* Whether the chunk ends in front of layer l. The leader asks a layer ahead: barriers lie between, so all members see the
- * same, and leave together. */
-static bool ends_before(pi_session *s, const te_team *team, int32_t l) {
-    const int32_t end = __atomic_load_n(&s->stop_layer, __ATOMIC_RELAXED);
-    if (team->ith == 0 && l < s->model->info.n_layer && end > l && is_stopped(s))
-        __atomic_store_n(&s->stop_layer, l + 1, __ATOMIC_RELAXED);
-    return end <= l;
-}
-
 /* The chunk through the model. */
 static void step(void *ctx, te_team *team) {
     pi_session *s = ctx;
     pi_step_embed(s, team);
     for (int32_t l = 0; l < s->model->info.n_layer; l++) {
-        if (ends_before(s, team, l)) return;
+        if (pi_step_ends_before(s, team, l)) return;
         pi_step_layer(s, team, l);
     }
-    if (ends_before(s, team, s->model->info.n_layer)) return;
+    if (pi_step_ends_before(s, team, s->model->info.n_layer)) return;
     pi_step_hidden(s, team);
     pi_step_head(s, team);
 }
@@ -123,13 +105,15 @@ static pi_status stopped(const pi_session *s) {
 static pi_status forward(pi_session *s) {
     const pi_model *m = s->model;
     const int64_t t0 = te_os_now_ns();
-    if (is_stopped(s)) s->stop_layer = 0;
+    if (pi_step_is_stopped(s)) s->stop_layer = 0;
     if (s->stop_layer == 0) return stopped(s);
+    pi_status st = PI_OK;
     if (s->hybrid)
-        PI_TRY(pi_hybrid_run(s->hybrid));
+        st = pi_hybrid_run(s->hybrid);
     else
         te_pool_run(s->pool, step, s);
-    if (s->stop_layer <= m->info.n_layer) return stopped(s);
+    if (s->stop_layer <= m->info.n_layer) return stopped(s); /* whatever the devices say that were told to end */
+    if (st != PI_OK) return st;
     s->last_bytes += (int64_t)(pi_row_bytes(&m->token_embd) * (size_t)s->chunk.n_tok);
     if (s->chunk.n_logits) s->last_bytes += pi_mat_bytes(&m->output);
     s->last_ns += te_os_now_ns() - t0;
@@ -182,6 +166,7 @@ static pi_status feed(pi_session *s, const pi_batch *b, const feed_room *room) {
     s->given = b->hidden;
     s->asking = b;
     s->asked_ns = te_os_now_ns();
+    s->is_stopped = false;
     s->stop_layer = INT32_MAX;
     s->last_bytes = s->last_ns = 0;
     for (int32_t i = b->n_tokens - 1; i >= 0; i--) room->pos[i] = --to[pi_batch_seq(b, i)];

@@ -1,5 +1,5 @@
-/* part.c - a part of prompts that is computed a few layers at a time, in front of rounds. Whoever else wants to feed tokens or
- * to change sequences computes what is left of it first: so nobody else has to know of it. */
+/* part.c - a part of prompts that is computed a few layers at a time, in front of rounds. Whoever wants to feed or to change
+ * its sequences, or to feed many tokens, computes what is left of it first: so nobody else has to know of it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,9 +27,35 @@ int32_t pi_part_look(pi_session *s) {
 
 pi_status pi_part_settle(pi_session *s) {
     if (!s->part.n_tok) return PI_OK;
-    const pi_status st = pi_hybrid_part_rest(s->hybrid);
+    const bool is_lost = pi_hybrid_part_left(s->hybrid) < 0;
+    const pi_status st = is_lost ? PI_FAIL(PI_ERROR_DEVICE, "a part of a prompt was lost on its device")
+                                 : pi_hybrid_part_rest(s->hybrid);
     (void)pi_part_look(s);
     return st;
+}
+
+/* The first position of a sequence that is the part's; INT32_MAX: it has none. */
+static int32_t first_of(const pi_session *s, int32_t seq) {
+    int32_t first = INT32_MAX;
+    for (int32_t i = 0; i < s->part.n_tok && first == INT32_MAX; i++) /* a sequence's are in their order */
+        if (s->part.seq[i] == seq) first = s->part.pos[i];
+    return first;
+}
+
+pi_status pi_part_settle_seq(pi_session *s, int32_t seq) {
+    return first_of(s, seq) == INT32_MAX ? PI_OK : pi_part_settle(s);
+}
+
+pi_status pi_part_settle_copy(pi_session *s, int32_t seq, int32_t n) {
+    const int32_t kept = first_of(s, seq) / PI_KV_BLOCK * PI_KV_BLOCK;
+    return n <= kept ? PI_OK : pi_part_settle(s);
+}
+
+pi_status pi_part_settle_feed(pi_session *s, const pi_batch *b) {
+    bool is_beside = b->n_tokens <= PI_MANY;
+    for (int32_t i = 0; is_beside && s->part.n_tok && i < b->n_tokens; i++)
+        is_beside = first_of(s, pi_batch_seq(b, i)) == INT32_MAX;
+    return is_beside ? PI_OK : pi_part_settle(s);
 }
 
 /* Arrays for one part, as long as it is begun. */

@@ -55,7 +55,7 @@ static pi_status cut(pi_session *s, int32_t seq, int32_t n_keep) {
 pi_status pi_seq_cut(pi_session *s, int32_t seq, int32_t n_keep) {
     PI_TRY(check_seq(s, seq));
     pi_session_lock(s);
-    pi_status st = pi_part_settle(s);
+    pi_status st = pi_part_settle_seq(s, seq);
     if (st == PI_OK) st = cut(s, seq, n_keep);
     pi_session_unlock(s);
     return st;
@@ -73,7 +73,8 @@ pi_status pi_seq_copy(pi_session *s, int32_t dst, int32_t src, int32_t n) {
     PI_TRY(check_seq(s, dst));
     PI_TRY(check_seq(s, src));
     pi_session_lock(s);
-    pi_status st = pi_part_settle(s);
+    pi_status st = pi_part_settle_seq(s, dst);
+    if (st == PI_OK) st = pi_part_settle_copy(s, src, n);
     if (st == PI_OK) st = copy(s, dst, src, n);
     pi_session_unlock(s);
     return st;

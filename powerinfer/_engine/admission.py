@@ -37,17 +37,24 @@ class Admission(EngineState):
         for request, reason in self.queue.take_late(now):
             self._finish(request, reason)
 
-    def _admit(self) -> None:
+    def _admit(self, room: int | None = None) -> list[Request]:
         """Gives places to those who wait, in the order in which they came; one whose beginning is just being
-        computed for another lets others pass until it can share that."""
+        computed for another lets others pass until it can share that. room: up to the first who has more
+        tokens to compute than are left of it, or of whose logits others than a sampler see something.
+        Returns who has a place now."""
+        admitted: list[Request] = []
         if not self.queue.waiting:
-            return
+            return admitted
         with self.changed:
             candidates = list(self.queue.waiting)
         n_free = self.session.info.n_blocks_free  # asked once: others have Python's lock after each call
         for request in candidates:
             if len(self._running) >= self.queue.max_running:
-                return
+                break
+            if room is not None and not (
+                request.is_plain and request.place is None and request.n <= self.n_ctx
+            ):
+                break
             if request.n > self.n_ctx:  # it gave way just when its context was full
                 if self.n_keep is None:
                     if self.queue.start(request):
@@ -56,6 +63,10 @@ class Admission(EngineState):
                 request.forget(*self.shift.sizes(self.n_ctx, 1))
             ids = request.ids[: request.n]
             source, n = self._held_of(request, ids)
+            if room is not None and source is not None and source.n_coming > source.n:
+                n = self._whole_blocks(request, source, n)
+            if room is not None and request.n - n > room:
+                break
             if not request.is_text and coming(self._running, ids) - n >= KV_BLOCK:
                 continue
             # A shared block is copied when it is written; those that run may each want another.
@@ -67,15 +78,17 @@ class Admission(EngineState):
             while n_free < need and self.cache.evict(keep=source):
                 n_free = self.session.info.n_blocks_free
             if self._running and n_free < need:
-                return
+                break
             branch = 0 if request.is_text else self.cache.branch(ids)
             sequence = self.cache.take(request.ids, request.n_prompt, source, n, request.place)
             if sequence is None:
-                return
+                break
             if not self.queue.start(request):
                 self.cache.release(sequence)
                 continue
             request.sequence, request.branch = sequence, branch
+            admitted.append(request)
+            room = room if room is None else room - request.left
             if request.is_text:  # its tokens are computed otherwise than those of a prompt
                 sequence.n_shared = 0
             if not request.is_counted:
@@ -84,6 +97,7 @@ class Admission(EngineState):
                 self.totals["prompt"] += request.n_prompt
                 self.totals["reused"] += n
                 self.times.placed(request)
+        return admitted
 
     def _held_of(self, request: Request, ids: Ids) -> tuple[Sequence | None, int]:
         """A sequence that holds the beginning of a request, and how many of its ids."""
@@ -95,6 +109,15 @@ class Admission(EngineState):
             if place.n < ids.size and np.array_equal(place.ids[: place.n], ids[: place.n]):
                 return place, place.n
         return self.cache.find(ids, request.n_prompt, place)
+
+    def _whole_blocks(self, request: Request, source: Sequence, n: int) -> int:
+        """Of n tokens that a sequence holds, behind which it is being computed, those of blocks that are not
+        written any more, and from which the request can go on."""
+        while n % KV_BLOCK:
+            n = self.session.reusable_prefix(
+                n - n % KV_BLOCK, source.n_prompt, request.n_prompt, seq=source.number
+            )
+        return n
 
     def _shift(self) -> None:
         """Makes room for the next token of those whose context is full."""

@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import ClosedError, ContextError
-from .admission import Admission
 from .arrays import Ids
-from .batch import Joined, Part, joined, parts_of
+from .batch import Joined, Part, joined
 from .one_call import OneCall
 from .prefix_cache import Sequence
 from .request import Request, Stream, check_prompt
@@ -27,7 +26,7 @@ from .session import Session
 from .speculation import free_guesses, show_heads, take_guesses
 
 
-class Engine(Admission, OneCall):
+class Engine(OneCall):
     """The requests of one session. Any thread may call add(), cancel(), check() and close(); the others are
     for one thread at a time."""
 
@@ -80,10 +79,11 @@ class Engine(Admission, OneCall):
             self._ended_at = None
         if self._made_one_call():
             return
-        self._end_part()
-        self._leave()
-        self._admit()
-        self._shift()
+        if not self._newcomers:
+            self._end_part()
+            self._leave()
+            self._admit()
+            self._shift()
         known = [request for request in self._running if request.rows and request.is_ready]
         for request in known:
             self._choose(request)
@@ -175,7 +175,7 @@ class Engine(Admission, OneCall):
     def recover(self) -> None:
         """After a step that was interrupted, or failed: nothing is under way, and what sequences hold is what
         the session says."""
-        self._part = None
+        self._part, self._newcomers = None, ()
         with self.changed:
             requests = [*self._running, *self.queue.take_waiting()]
             self._running.clear()
@@ -186,7 +186,7 @@ class Engine(Admission, OneCall):
 
     def fail(self, error: BaseException) -> None:
         """Ends everything that is under way or waits with this error, and forgets what sequences hold."""
-        self._part = None
+        self._part, self._newcomers = None, ()
         for request in [*self._running, *self.queue.take_waiting()]:
             request.sequence = None
             self._finish(request, "error", error)
@@ -239,8 +239,7 @@ class Engine(Admission, OneCall):
             for request, error in take_guesses(running, self._n_guesses, n_vocab):
                 self._finish(request, "error", error)
                 running.remove(request)
-        running = self._leave_to_rounds(running)
-        parts = parts_of(running, n_batch=self._n_batch, pace=self._pace)
+        parts = self._parts_of_step(running)
         parts, batch, chosen = self._feed(parts)
         self._is_for_a_step = False
         if not parts:
@@ -315,6 +314,7 @@ class Engine(Admission, OneCall):
                 elif not self.cache.evict():
                     if len(self._running) == 1:
                         raise
+                    self._end_part()  # perhaps it is of who gives way
                     self._preempt()
                     parts = [part for part in parts if part[0].sequence is not None]
         return [], joined([]), []

@@ -10,18 +10,23 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import ContextError, PowerInferError
-from .engine_state import EngineState
-from .part import UnderWay, left_to_read, next_part
+from .admission import Admission
+from .batch import Part, parts_of
+from .part import BESIDE, UnderWay, left_to_read, next_part
 from .request import Request
 from .rounds import Limits, Rounds, limits_of
 from .session import Session
 
 
-class OneCall(EngineState):
+class OneCall(Admission):
     """The part of Engine that makes them."""
 
     _part: UnderWay | None = None
     """Of prompts, some of whose layers are computed."""
+    _beside_at = -2
+    """Which step was the last that had prompts of newcomers between a part's layers."""
+    _newcomers: Sequence[Request] = ()
+    """Whose prompts the next step computes beside that part, which goes on behind it."""
     _is_for_a_step = False
     """The next part, since it could not begin."""
 
@@ -128,17 +133,48 @@ class OneCall(EngineState):
             left, len(reading), n_generating, n_most=self._n_part, n_layer=n_layer
         )
 
-    def _leave_to_rounds(self, running: list[Request]) -> list[Request]:
-        """Those who have their next tokens alone to compute, if prompts are read beside rounds, which this
-        step then is not for; else all."""
-        reading, others = _apart(running)
-        if (
-            not reading
-            or limits_of(others, self.n_ctx) is None
-            or not self._in_layers(reading, len(others))[0]
-        ):
-            return running
-        return running if self._pace.rest(len(others)) else others
+    def _let_in(self) -> bool:
+        """Whether somebody who waits has a place while a part is under way, since others' next tokens and all
+        of his prompt are a step that may stand between its layers."""
+        found = self._may_go_on() if self.queue.waiting and self.queue.n_places else None
+        room = self._room_beside(len(found[0])) if found is not None else 0
+        self._newcomers = self._admit(room) if room > 0 else ()
+        return bool(self._newcomers)
+
+    def _parts_of_step(self, running: Sequence[Request]) -> list[Part]:
+        """What the next step computes. Where prompts are read beside rounds it does not read them, but for
+        short ones, which need not wait for the long ones."""
+        newcomers, self._newcomers = self._newcomers, ()
+        reading, others = _apart([request for request in running if request not in newcomers])
+        if self._part is None:
+            is_beside = (
+                reading
+                and limits_of(others, self.n_ctx) is not None
+                and self._in_layers(reading, len(others))[0]
+            )
+            newcomers = self._short(reading, len(others)) if is_beside else ()
+            if not newcomers and (not is_beside or self._pace.rest(len(others))):
+                return parts_of(running, n_batch=self._n_batch, pace=self._pace)
+        if newcomers:
+            self._beside_at = self.totals["steps"]
+        return [*((request, 1) for request in others), *((request, request.left) for request in newcomers)]
+
+    def _room_beside(self, n_generating: int) -> int:
+        """Tokens of prompts in that step; none where prompts wait for others, with which they are read, and
+        behind another one: then the part has its turn."""
+        may = not self._pace.n_patient(n_generating) and self.totals["steps"] >= self._beside_at + 2
+        return BESIDE - n_generating if may else 0
+
+    def _short(self, reading: Sequence[Request], n_generating: int) -> list[Request]:
+        """Of those who read, whose prompts are a step beside so many, where others' are not."""
+        found, room = [], self._room_beside(n_generating)
+        if all(request.left <= room for request in reading):
+            return []
+        for request in reading:
+            if request.is_plain and request.left <= room:
+                found.append(request)
+                room -= request.left
+        return found
 
     def _begin_part(self, reading: Sequence[Request], n_generating: int) -> bool:
         """Whether a part begins whose layers come with rounds."""
@@ -189,6 +225,7 @@ class OneCall(EngineState):
                 part_s=seen.part_s,
                 waited_s=seen.waited_s,
                 n_steps=seen.n_steps,
+                is_alike=seen.is_alike,
                 n_layer=self.session.model.info.n_layer,
             )
 
@@ -200,6 +237,9 @@ class OneCall(EngineState):
                 waits_until = self.queue.together_until(self._pace.patience_s(len(self.queue.running)))
             if waits_until is None or waits_until <= time.monotonic():
                 return False
+        n_waiting = len(self.queue.waiting)
+        if self._part is not None and self._let_in():
+            return False
         found = self._may_go_on()
         if found is None:
             return False
@@ -212,6 +252,8 @@ class OneCall(EngineState):
         is_reading = len(running) < len(self.queue.running)  # who comes is read with them
         n_patient = 0 if is_reading else self._pace.n_patient(len(running))
         part = self._part
+        if part is not None and n_waiting and self.totals["steps"] < self._beside_at + 2:
+            limits = replace(limits, most=1)  # they may have the step behind it
         rounds = Rounds(
             running,
             limits,
@@ -223,10 +265,10 @@ class OneCall(EngineState):
         )
         begin, may_wait = self._begins(), waits_until is not None
         with self.queue.undisturbed(
-            rounds.disturb, may_wait=may_wait, is_reading=part is not None
+            rounds.disturb, may_wait=may_wait, n_later=n_waiting if part is not None else 0
         ) as is_undisturbed:
             if not is_undisturbed:
-                return False
+                return self._is_only_wanted(part)
             self._chosen = []
             began = time.monotonic()
             error = rounds.run(self.session, begin_rounds)
@@ -237,13 +279,19 @@ class OneCall(EngineState):
             if part is None:
                 self._pace.saw(0, len(running), (end - begin) / n_rounds, n_steps=n_rounds)
             else:
-                part.seen.add(end - began, rounds.part_s, began - begin, n_rounds)
+                is_alike = len(running) == part.n_generating
+                part.seen.add(end - began, rounds.part_s, began - begin, n_rounds, is_alike=is_alike)
             self._went_on(rounds)
             if part is not None and not rounds.part_left and error is None:
                 self._read_part(is_measured=True)
         if error is not None and not isinstance(error, ContextError):
             raise error
         return n_rounds > 0
+
+    def _is_only_wanted(self, part: UnderWay | None) -> bool:
+        """Whether somebody came and nothing else happened while a part is under way: no reason to end it."""
+        is_left = any(request.stream.is_cancelled for request in self.queue.running)
+        return part is not None and not is_left and not self.queue.is_closing
 
     def _went_on(self, rounds: Rounds) -> None:
         """Notes what rounds have chosen. Somebody may be over with what the last one has."""

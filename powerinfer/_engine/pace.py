@@ -302,13 +302,16 @@ class Pace:
         waited_s: float,
         n_steps: int,
         n_layer: int,
+        is_alike: bool = True,
     ) -> None:
         """The layers of a part of so many tokens, which took part_s, came with so many steps, which took so
-        long in all; others had waited so long until it was begun."""
+        long in all; others had waited so long until it was begun. is_alike: in all steps as many
+        generated."""
         times = self._times[n_generating.bit_length()]
         self.in_layers[n_read] += n_steps
         times.layers.saw(n_read, n_layer, part_s, waited_s)
-        times.saw_between((seconds - part_s) / n_steps)
+        if is_alike:
+            times.saw_between((seconds - part_s) / n_steps)
         too_long = max(part_s / (n_steps * self._most(times)) - 1, 0.0) * n_steps
         self._rest = min(self._rest + too_long, _MOST_REST)
 

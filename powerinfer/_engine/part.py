@@ -10,6 +10,7 @@ from .batch import Part, rooms
 from .request import Request
 
 LEAST = 64  # tokens; a shorter rest of a prompt takes nearly as long
+BESIDE = 64  # tokens of a step that may stand between layers of a part
 
 
 @dataclass
@@ -22,8 +23,11 @@ class Seen:
     waited_s: float = 0.0
     """Until it was begun."""
     n_steps: int = 0
+    is_alike: bool = True
+    """As many generated in all of them."""
 
-    def add(self, seconds: float, part_s: float, waited_s: float, n_steps: int) -> None:
+    def add(self, seconds: float, part_s: float, waited_s: float, n_steps: int, *, is_alike: bool) -> None:
+        self.is_alike &= is_alike
         if not self.n_steps:
             self.waited_s = waited_s
         self.seconds += seconds

@@ -61,18 +61,18 @@ class RequestQueue:
 
     @contextmanager
     def undisturbed(
-        self, disturbed: Callable[[bool], object], *, may_wait: bool, is_reading: bool = False
+        self, disturbed: Callable[[bool], object], *, may_wait: bool, n_later: int = 0
     ) -> Iterator[bool]:
         """Whether nobody who waits is to have a place, and nobody under way is to leave. From then on, until
         the `with` ends, disturbed() is called when that changes; deadlines are left out of account.
 
         may_wait: those who wait now do it for others who come, until they are many.
-        is_reading: those who wait now do it until a part of a prompt is read.
+        n_later: so many of those who wait do it until a part of a prompt is read.
         disturbed: its argument is whether that is over, too, or somebody has left.
         """
         with self.changed:
             is_left = any(request.stream.is_cancelled for request in self.running)
-            is_wanted = self.waiting and self.n_places and (not may_wait or self._are_many) and not is_reading
+            is_wanted = len(self.waiting) > n_later and self.n_places and (not may_wait or self._are_many)
             is_undisturbed = not (self.is_closing or is_left or is_wanted)
             self._disturbed = disturbed if is_undisturbed else None
         try:

@@ -340,6 +340,7 @@ def served_models(args: argparse.Namespace, names: list[tuple[str, ...]]) -> lis
                 max_waiting=args.max_waiting,
                 pooling=args.pooling,
                 replicas=args.replicas,
+                warm_up=True,
                 progress=progress,
                 lora_path=[path for path, _ in adapters] or None,
                 lora_scale=[scale for _, scale in adapters] or 1.0,

@@ -210,7 +210,7 @@ def test_refusals(model: Model) -> None:
         Session(model, plan=big, device="cuda", **options("dense"))
 
 
-VERSION = 21
+VERSION = 22
 CDEF = """
 typedef struct { const void *ops; uint32_t *cancelled; int64_t wait_ns; } pi_device;
 typedef struct { const uint32_t *base; uint32_t add; } te_ticket;
@@ -228,7 +228,8 @@ typedef struct {
     void *stride, *map, *zero_copy, *pack; int (*upload)(pi_device *, void *, const void *, size_t);
     int (*download)(pi_device *, void *, const void *, size_t); void *copy;
     int (*launch)(pi_device *, pi_device_program *, void *, uint64_t);
-    void (*look)(pi_device *); int (*finish)(pi_device *);
+    void (*look)(pi_device *); bool (*ended)(pi_device *, int32_t);
+    int (*finish)(pi_device *);
     void *begin, *end, *linear, *attention, *latent, *recurrent, *gate, *marks, *ffn, *cut, *route, *experts;
     void (*merge)(pi_device *, const te_merge_args *);
     void *load; void (*logits)(pi_device *, const pi_device_logits *);

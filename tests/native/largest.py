@@ -61,21 +61,27 @@ def check(library: str, open_name: str, n_cols: int, n: int) -> None:
     a.x, a.n_largest, a.rows = (ffi.cast("void *", p) for p in (on_device, wanted, rows))
     a.largest, a.n_found = ffi.cast("uint64_t *", largest), ffi.cast("int32_t *", found)
     program = ffi.callback("pi_device_program", lambda _ctx, device: ops.logits(device, a))
-    for key in (1, 1, 0):  # a program that is kept finds them, brings rows, finds them
-        for k in (n, 0):
+    for key in (1, 1, 0):  # a program that is kept finds them, brings rows, does both, finds them
+        for k in (n, 0, -n):
+            ffi.memmove(found, bytes(4 * len(x)), 4 * len(x))
             assert ops.upload(dev, wanted, ffi.new("int32_t *", k), 4) == 0
             ffi.memmove(rows, bytes(x.nbytes), x.nbytes)
             assert ops.launch(dev, program, ffi.NULL, key) == 0 and ops.finish(dev) == 0
             got = np.frombuffer(ffi.buffer(rows, x.nbytes), np.uint32).reshape(x.shape)
-            assert np.array_equal(got, np.zeros_like(got) if k else x.view(np.uint32))
-        counts = np.frombuffer(ffi.buffer(found, 4 * len(x)), np.int32)
-        words = np.frombuffer(ffi.buffer(largest, 8 * MOST * len(x)), np.uint64).reshape(len(x), MOST)
-        for i, row in enumerate(x):
-            want = largest_of(row, n)
-            if counts[i] == -1:  # too many equal ones, too
-                assert want is None or np.count_nonzero(row >= want[-1][0]) > 1024
-                continue
-            values = (words[i, : counts[i]] >> np.uint64(32)).astype(np.uint32).view(np.float32)
-            columns = (words[i, : counts[i]] & np.uint64(0xFFFFFFFF)).astype(int)
-            assert list(zip(values.tolist(), columns.tolist(), strict=True)) == want, i
+            assert np.array_equal(got, np.zeros_like(got) if k > 0 else x.view(np.uint32))
+            if k:
+                check_found(ffi, x, largest, found, n)
     ops.close(dev)
+
+
+def check_found(ffi: FFI, x: Rows, largest: Any, found: Any, n: int) -> None:
+    counts = np.frombuffer(ffi.buffer(found, 4 * len(x)), np.int32)
+    words = np.frombuffer(ffi.buffer(largest, 8 * MOST * len(x)), np.uint64).reshape(len(x), MOST)
+    for i, row in enumerate(x):
+        want = largest_of(row, n)
+        if counts[i] == -1:  # too many equal ones, too
+            assert want is None or np.count_nonzero(row >= want[-1][0]) > 1024
+            continue
+        values = (words[i, : counts[i]] >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        columns = (words[i, : counts[i]] & np.uint64(0xFFFFFFFF)).astype(int)
+        assert list(zip(values.tolist(), columns.tolist(), strict=True)) == want, i

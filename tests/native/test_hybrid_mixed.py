@@ -4,6 +4,7 @@ loads nothing, with the answers that they have apart."""
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from powerinfer._engine import _native
+from powerinfer._engine.sampling import Sampler, Sampling
 from powerinfer._engine.session import Model, Session, Sparsity, TokenKind
 from powerinfer.models.plan import Settings, make_plan
 from powerinfer.models.plan.rates import HOST_RATES
@@ -237,3 +240,43 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
                 assert s.info.n_mixed == (192 if mask_prompts else 0)
+
+
+@pytest.mark.parametrize("n", [60, 220, 280])
+def test_rows_of_several_programs_stay_where_they_are(n: int, tmp_path: Path) -> None:
+    """Those of all sequences, though 128 MiB have 223: nobody copies them."""
+    spec = replace(models.SPECS["llama-relu-gqa"], n_vocab=150000, n_layer=1)
+    path = models.write_dense(tmp_path / "m.gguf", spec, kind=Kind.Q8_0)
+    with Model(path) as model, opened(model, n_seq=280) as s:
+        rng = np.random.default_rng(1)
+
+        def address() -> int:
+            return int(_native.ffi.cast("uintptr_t", _native.lib.pi_session_logits(s.handle, 0)))
+
+        s.feed(tokens(rng, 4), seq=[*range(4)], want_logits=True)
+        where = address()
+        ids = tokens(rng, n)
+        s.feed(ids, seq=[*range(n)], want_logits=True)
+        assert s.n_logits == n and (s.last_step[0].n_tokens < n) == (n > s.info.n_mixed)
+        assert address() == where
+        last = s.logits(n - 1).copy()
+        s.drop(n - 1)
+        s.feed([ids[-1]], seq=n - 1)
+        assert np.argmax(last) == np.argmax(s.logits(0))
+
+
+@pytest.mark.parametrize("top_k", [1, 40, 0])
+def test_choices_of_several_programs(top_k: int, tmp_path: Path) -> None:
+    """By the largest logits of each, where these do, and by rows: they are the same, and rows are there."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu-gqa"], kind=Kind.Q8_0)
+    with Model(path) as model, opened(model, n_seq=280) as s:
+        rng, n_vocab = np.random.default_rng(1), model.info.n_vocab
+        for n in (280, s.info.n_mixed + 1, 270, 280):
+            own, other = (
+                [Sampler(Sampling(top_k=top_k, seed=i), n_vocab) for i in range(n)] for _ in range(2)
+            )
+            ids, rows = tokens(rng, n), [*range(n)]
+            chosen = s.feed(ids, seq=rows, want_logits=[GENERATED] * n, rows=rows, samplers=own)
+            assert s.last_step[0].n_tokens < n
+            assert chosen == [sampler.sample(s.logits(i)) for i, sampler in enumerate(other)]
+            assert len({*chosen}) > 10

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from powerinfer import ArgumentError, DeviceError, UnsupportedError
+from powerinfer import ArgumentError, ContextError, DeviceError, UnsupportedError
 from powerinfer._engine import _native
 from powerinfer._engine.arrays import Ids
 from powerinfer._engine.sampling import Sampler, Sampling
@@ -165,6 +165,117 @@ def test_who_does_something_else_has_it_computed(act: str, n_rounds: int, tmp_pa
             return
         got = case.ends(n_rounds)
         assert same(got[-1:], case.wanted(1)[1][-1:])
+
+
+def is_under_way(s: Session) -> bool:
+    try:
+        s.begin_part([3], seq=[11])
+    except ArgumentError as error:
+        assert "is under way" in str(error)
+        return True
+    s.end_part()
+    s.drop(11)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("act", "stays"),
+    [
+        (lambda s: s.feed([9], seq=4), True),
+        (lambda s: s.feed([9] * 64, seq=4), True),
+        (lambda s: s.feed([9] * 65, seq=4), False),
+        (lambda s: s.feed([9, 9], seq=[4, READER]), False),
+        (feed_by_c, False),
+        (lambda s: s.drop(1), True),
+        (lambda s: s.drop(READER), False),
+        (lambda s: s.copy(5, 2), True),
+        (lambda s: s.copy(READER, 2), False),
+        (lambda s: s.copy(5, READER), False),
+        (lambda s: s.save(seq=2), False),
+    ],
+)
+def test_what_may_stand_between_its_layers(
+    act: Callable[[Session], object], stays: bool, tmp_path: Path
+) -> None:
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu-gqa"])
+    with Model(path) as model, opened(model) as s:
+        case = Case(s)
+        case.begin()
+        Rounds(s, 1, 1).run(s)
+        act(s)
+        assert is_under_way(s) == stays
+
+
+def test_rounds_that_cannot_begin_leave_it_as_it_is(tmp_path: Path) -> None:
+    """The layers that they asked for are not the next step's."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu-gqa"])
+    with Model(path) as model, opened(model) as s:
+        case = Case(s)
+        case.begin()
+        s.feed(tokens(np.random.default_rng(2), 60), seq=0), s.feed([3] * 63, seq=0)
+        assert s.length(0) == s.info.n_ctx
+        with pytest.raises(ContextError):
+            Rounds(s, 1, 1).run(s)
+        s.feed([9], seq=4)
+        s.cut(5, seq=0)
+        made = Rounds(s, 1, 1).run(s)
+        assert made.native.part_left == model.info.n_layer - 1
+
+
+def test_a_copy_of_what_stands_before_it(tmp_path: Path) -> None:
+    """Of whole blocks: no block is written that two sequences hold."""
+    path = models.write_dense(tmp_path / "m.gguf", models.SPECS["llama-relu-gqa"])
+    with Model(path) as model, opened(model) as s:
+        rng = np.random.default_rng(1)
+        s.feed(tokens(rng, 70), seq=READER)
+        ids = tokens(rng, 40)
+        for n in (64, 65):
+            s.cut(70, seq=READER)
+            s.begin_part(ids, seq=[READER] * len(ids))
+            s.copy(5, READER, n)
+            assert is_under_way(s) == (n == 64)
+            s.end_part()
+            s.feed([7], seq=5)
+            got = s.logits(0).copy()
+            s.copy(6, READER, n)
+            s.feed([7], seq=6)
+            assert np.array_equal(got, s.logits(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "sparsity"),
+    [("llama-relu-gqa", "dense"), ("gemma2", "dense"), ("llama-relu-gqa", "predicted")],
+)
+def test_a_step_between_its_layers(name: str, sparsity: Sparsity, tmp_path: Path) -> None:
+    """Of others' next tokens and a prompt of one more: all have the answers that they have without a part."""
+    with (
+        Model(write(tmp_path, models.SPECS[name], sparsity, Kind.F32)) as model,
+        opened(model, sparsity=sparsity) as s,
+    ):
+        case, new = Case(s), tokens(np.random.default_rng(2), 64 - N)
+
+        def step() -> Arrays:
+            s.drop(4)
+            kinds = [0] * (len(new) - 1) + [1] * (N + 1)
+            s.feed([*new, 7, 8, 9], seq=[4] * len(new) + [*range(N)], want_logits=kinds)
+            return [s.logits(i).copy() for i in range(N + 1)]
+
+        case.begin(reads=False)
+        s.feed(case.ids, seq=READER, want_logits=False)
+        want = step()
+        want += case.ends(1)
+        for n_before in range(model.info.n_layer):
+            case.begin()
+            if n_before:  # rounds compute tokens, too: the others begin anew
+                Rounds(s, n_before, 1).run(s)
+                for q in range(N):
+                    s.cut(5 + q, seq=q)
+            got = step()
+            made = Rounds(s, model.info.n_layer).run(s)
+            assert len(made.chosen) == 1 and made.native.part_left == 0
+            for q in range(N):
+                s.cut(6 + q, seq=q)
+            assert same(got + case.ends(1), want)
 
 
 @pytest.mark.parametrize("act", ["the end", "a cut of another"])

@@ -4,9 +4,11 @@ whoever comes and goes meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from powerinfer import ContextError, DeviceError, LogitsProcessorList
@@ -121,27 +123,144 @@ def rounds_of(
     return found
 
 
+def feeds_of(monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> list[tuple[int, int, bool]]:
+    """Of steps: tokens, those that have logits, and whether a part was under way behind them."""
+    found: list[tuple[int, int, bool]] = []
+    feed = Session.feed
+
+    def recorded(self: Session, ids: Any, **more: Any) -> list[int]:
+        chosen = feed(self, ids, **more)
+        found.append((len(ids), sum(map(bool, more["want_logits"])), scheduler.engine._part is not None))
+        return chosen
+
+    monkeypatch.setattr(Session, "feed", recorded)
+    return found
+
+
+@pytest.mark.parametrize("n_new", [3, 62, 63])
+def test_short_prompts_do_not_wait_for_a_part(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch, n_new: int
+) -> None:
+    """They are computed beside it, if they are a step with others' next tokens; it goes on behind that."""
+    scheduler, came = make(), []
+    wants = [list(stream) for stream in begun(scheduler)]
+    late = list(scheduler.submit(prompt(n_new, 3), choice(), limit=5))
+    want = list(scheduler.submit(prompt(100, 7), choice(), limit=5))
+    scheduler.engine.vacate()
+    streams = begun(scheduler)
+    first = next(streams[0])
+    feeds = feeds_of(monkeypatch, scheduler)
+    rounds_of(monkeypatch, {1: lambda: came.append(scheduler.submit(prompt(n_new, 3), choice(), limit=5))})
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    got = [[first, *streams[0]], list(streams[1])]
+    # Other kernels compute more than a few tokens: rounding may then decide what follows.
+    assert got == wants if n_new == 3 else [len(own) for own in got] == [60, 60]
+    assert list(reader) == want and [list(stream) for stream in came] == [late]
+    assert ((n_new + 2, 3, True) in feeds) == (n_new <= 62)
+    # Whoever waits is read with the rest of the long prompt.
+    assert [n for n, _ in parts][:2] == [PART, PART] and (len(parts) == 3) == (n_new <= 62)
+    for sequence in scheduler.engine.cache.all:
+        assert scheduler.engine.session.length(sequence.number) == sequence.n
+
+
+def test_newcomers_do_not_keep_a_prompt_from_being_read(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a step with some of them is one with layers. Who comes between two rounds ends no part."""
+    scheduler = make(n_seq=20, max_running=12)
+    streams = begun(scheduler)
+    next(streams[0])
+    events: list[str] = []
+    feed, run, begin, came = Session.feed, Session.run_rounds, one_call.Rounds, list[Stream]()
+
+    def fed(self: Session, ids: Any, **more: Any) -> list[int]:
+        events.append("newcomers" if scheduler.engine._part is not None else "step")
+        return feed(self, ids, **more)
+
+    def went_on(self: Session, native: Any, n: int) -> None:
+        run(self, native, n)
+        events.append("layers" if native.part_layers else "rounds")
+
+    def began(*more: Any, **options: Any) -> Any:
+        if options["part_layers"] and not came:
+            with scheduler.engine.changed:
+                came.extend(scheduler.submit(prompt(25, 3 + i), choice(), limit=3) for i in range(6))
+        return begin(*more, **options)
+
+    def ended(self: Session) -> None:
+        raise AssertionError("a part is ended")
+
+    monkeypatch.setattr(Session, "feed", fed)
+    monkeypatch.setattr(Session, "run_rounds", went_on)
+    monkeypatch.setattr(Session, "end_part", ended)
+    monkeypatch.setattr(one_call, "Rounds", began)
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [len(list(stream)) for stream in (*streams, reader)] == [59, 60, 5]
+    assert [len(list(stream)) for stream in came] == [3] * 6
+    assert events.count("newcomers") >= 2
+    assert all(after == "layers" for at, after in pairwise(events) if at == "newcomers")
+
+
+def test_a_beginning_that_is_shared_with_who_reads(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole blocks of it, so that the part goes on."""
+    scheduler, came = make(), []
+    ids = np.concatenate([prompt(75, 7), prompt(8, 9)])
+    want = list(scheduler.submit(ids, choice(), limit=5))
+    scheduler.engine.vacate()
+    streams = begun(scheduler)
+    next(streams[0])
+    feeds = feeds_of(monkeypatch, scheduler)
+    rounds_of(monkeypatch, {2: lambda: came.append(scheduler.submit(ids, choice(), limit=5))})
+    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
+    assert [len(list(stream)) for stream in (*streams, reader)] == [59, 60, 5]
+    assert [list(stream) for stream in came] == [want] and came[0].n_reused == 64
+    assert (83 - 64 + 2, 3, True) in feeds and len(parts) == 3
+
+
+def test_beside_many_prompts_wait_for_others(make: Callable[..., Scheduler]) -> None:
+    engine = make().engine
+    assert [engine._room_beside(n) for n in (1, 39, 40, 64)] == [63, 25, 0, 0]
+
+
+def test_a_short_prompt_stands_in_front_of_a_long_one(
+    make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they come together."""
+    scheduler = make()
+    wants = [list(scheduler.submit(prompt(n, n), choice(), limit=5)) for n in (100, 20)]
+    scheduler.engine.vacate()
+    streams = begun(scheduler)
+    next(streams[0])
+    feeds = feeds_of(monkeypatch, scheduler)
+    with scheduler.engine.changed:
+        readers = [scheduler.submit(prompt(n, n), choice(), limit=5) for n in (100, 20)]
+    assert [list(reader) for reader in readers] == wants
+    assert (22, 3, False) in feeds and [n for n, _ in parts] == [PART, PART, 19]
+
+
 @pytest.mark.parametrize("who", ["comes", "leaves", "reads no more", "wants a grammar"])
 def test_who_comes_and_goes(
     who: str, make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes waits until the part is read; it is computed at once where somebody leaves."""
+    """It is computed at once where somebody leaves; who wants a grammar waits until it is read."""
     scheduler, came = make(), []
     more = begun(scheduler, 90)
     wants = [list(stream) for stream in more]
-    late = list(scheduler.submit(prompt(9, 3), choice(), limit=5))
+    late = list(scheduler.submit(prompt(3, 3), choice(), limit=5))
     streams = begun(scheduler, 90)
     next(streams[0])
 
     def act() -> None:
         if who == "comes":
-            came.append(scheduler.submit(prompt(9, 3), choice(), limit=5))
+            came.append(scheduler.submit(prompt(3, 3), choice(), limit=5))
         elif who == "leaves":
             streams[1].cancel()
         elif who == "reads no more":
             reader.cancel()
         else:
-            came.append(scheduler.submit(prompt(9, 3), choice(processors=hooks), limit=5))
+            came.append(scheduler.submit(prompt(3, 3), choice(processors=hooks), limit=5))
 
     hooks = LogitsProcessorList([lambda ids, scores: scores])
     seen = rounds_of(monkeypatch, {1: act})
@@ -183,20 +302,22 @@ def test_a_lost_device_ends_all(
     make: Callable[..., Scheduler], parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And those that come next are computed."""
-    scheduler, run = make(), Session.run_rounds
+    scheduler, run, came = make(), Session.run_rounds, list[Stream]()
 
     def failing(self: Session, native: Any, n: int) -> None:
         if native.part_layers:
             raise DeviceError("it is gone")
+        if not came:
+            native.stop = 1
+            came.append(scheduler.submit(prompt(100, 7), choice(), limit=5))
         run(self, native, n)
 
-    streams = begun(scheduler)
-    next(streams[0])
     monkeypatch.setattr(Session, "run_rounds", failing)
-    reader = scheduler.submit(prompt(100, 7), choice(), limit=5)
-    for stream in (*streams, reader):
+    for stream in begun(scheduler):
         with pytest.raises(DeviceError):
             list(stream)
+    with pytest.raises(DeviceError):
+        list(came[0])
     monkeypatch.setattr(Session, "run_rounds", run)
     assert scheduler.engine._part is None
     assert len(list(scheduler.submit(prompt(100, 7), choice(), limit=5))) == 5

@@ -115,6 +115,8 @@ struct Cuda {
      * and wait for the CPU. `asked` and `done` count them. */
     te_thread thread;
     bool started, stop;
+    bool may_end;        /* what is cancelled gets no further operations: a program that is not kept */
+    size_t loaded_bytes; /* by loads that the thread put on their stream since it last waited for the device */
     uint32_t asked, done;
     pi_device_program *program;
     void *ctx;
@@ -153,7 +155,10 @@ void find_blas(Cuda *c);
 
 /* operations.cu */
 inline bool idle(const Cuda *c) { return c->mode == IDLE; }
-inline bool ready(const Cuda *c) { return c->mode == WORK && c->status == TE_OK; }
+inline bool ready(const Cuda *c) {
+    if (c->may_end && *(volatile const uint32_t *)c->base.cancelled) return false;
+    return c->mode == WORK && c->status == TE_OK;
+}
 /* A piece of memory for this operation; while measuring, nothing but its size matters. */
 void *room(Cuda *c, Room r, size_t n_bytes);
 /* Calls f(t, n) for pieces of a run of tokens that the kernels for decoding take. */

@@ -113,7 +113,9 @@ void thread_main(void *arg) {
     for (uint32_t n = 0;; n++) {
         while (__atomic_load_n(&c->asked, __ATOMIC_ACQUIRE) == n) te_os_wait(&c->asked, n, -1);
         if (c->stop) return;
+        c->may_end = true;
         work(c, c->program, c->ctx);
+        c->may_end = false;
         __atomic_store_n(&c->done, n + 1, __ATOMIC_RELEASE);
         te_os_wake(&c->done);
     }
@@ -156,6 +158,18 @@ pi_status launch(pi_device *dev, pi_device_program *program, void *ctx, uint64_t
 void look(pi_device *dev) {
     Cuda *c = of(dev);
     if (c->te->failed(c->d) != TE_OK) __atomic_store_n(dev->cancelled, 1, __ATOMIC_RELAXED);
+}
+
+bool ended(pi_device *dev, int32_t ms) {
+    Cuda *c = of(dev);
+    const int64_t until = te_os_now_ns() + (int64_t)ms * 1000000;
+    uint32_t done;
+    while ((done = __atomic_load_n(&c->done, __ATOMIC_ACQUIRE)) != c->asked) {
+        const int64_t left = until - te_os_now_ns();
+        if (left <= 0) return false;
+        te_os_wait(&c->done, done, left);
+    }
+    return c->te->wait(c->d, ms * 1e-3) != TE_TIMEOUT; /* what else it says finish will say again */
 }
 
 pi_status finish(pi_device *dev) {
@@ -294,6 +308,7 @@ const pi_device_ops table = {
     copy,
     launch,
     look,
+    ended,
     finish,
     op_begin,
     op_end,

@@ -45,7 +45,7 @@ __device__ __forceinline__ uint32_t key_of(float v) {
 }
 constexpr uint32_t key_of_none = 0x007fffffu; /* of -inf */
 
-/* The first block of each row finds its n largest; or all of a row's blocks copy it. Each thread's own largest: the n-th
+/* The first block of each row finds its n largest; or all of a row's blocks copy it; or both. Each thread's own largest: the n-th
  * largest of these bounds the n-th largest of all from below, so that few more than n reach it. These are put in order by
  * counting, for each, how many stand before it. */
 constexpr int LOGITS_THREADS = 1024, LOGITS_KEPT = 1024;
@@ -54,17 +54,16 @@ __global__ void __launch_bounds__(LOGITS_THREADS) logits_kernel(const pi_device_
     __shared__ int n_kept;
     dep_go();
     dep_wait();
-    const int n = *(volatile const int32_t *)a.n_largest, t = threadIdx.x, cols = a.cols;
+    const int asked = *(volatile const int32_t *)a.n_largest, n = abs(asked), t = threadIdx.x, cols = a.cols;
     const float *x = a.x + (size_t)blockIdx.y * cols;
-    if (!n) {
+    if (asked <= 0) {
         float *to = a.rows + (size_t)blockIdx.y * cols;
         const int at = blockIdx.x * blockDim.x + t, all = gridDim.x * blockDim.x;
         const int fours = ((uintptr_t)to | (uintptr_t)x) % 16 ? 0 : cols / 4;
         for (int i = at; i < fours; i += all) ((float4 *)to)[i] = __ldcg((const float4 *)x + i);
         for (int i = 4 * fours + at; i < cols; i += all) to[i] = __ldcg(x + i);
-        return;
     }
-    if (blockIdx.x) return;
+    if (!n || blockIdx.x) return;
     /* Several values of a thread are on their way together. */
     auto each = [&](auto f) {
         constexpr int AT_ONCE = 8;

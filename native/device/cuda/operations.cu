@@ -315,15 +315,15 @@ void op_ffn(pi_device *dev, const te_ffn_args *a) {
     run_last_rows(c);
     if (a->n_tok > TE_CUDA_MAX_TOK) return prefill_ffn(c, a);
     /* Kernels read weights before their predecessor has ended, unless loads wrote them. */
-    if (a->staged && ready(c)) {
+    const bool waits = a->staged && ready(c);
+    if (waits) {
         c->te->set_overlap(c->d, 0);
         note(c, c->te->load_ready(c->d, a->stage));
     }
     decode_ffn(c, a);
-    if (a->staged && ready(c)) {
-        note(c, c->te->load_free(c->d, a->stage));
-        c->te->set_overlap(c->d, 1);
-    }
+    if (!waits) return;
+    if (ready(c)) note(c, c->te->load_free(c->d, a->stage));
+    c->te->set_overlap(c->d, 1);
 }
 
 void op_merge(pi_device *dev, const te_merge_args *a) {
@@ -350,12 +350,22 @@ void op_merge(pi_device *dev, const te_merge_args *a) {
     c->sum = {};
 }
 
+/* The thread is no further ahead than so many bytes of loads, some tenths of a second, so that a prompt can be ended. */
+static void wait_for_loads(Cuda *c, const pi_device_load *a) {
+    constexpr size_t most_ahead = (size_t)8 << 30;
+    c->loaded_bytes += a->to.stride * (size_t)a->to.n_rows;
+    if (!c->may_end || c->loaded_bytes < most_ahead) return;
+    c->loaded_bytes = 0;
+    note(c, c->te->wait(c->d, finish_seconds));
+}
+
 void op_load(pi_device *dev, const pi_device_load *a) {
     Cuda *c = of(dev);
     const void *src = mapped(c, a->from.w);
     if (c->mode == MEASURE && !src) return note(c, reserve_copiers(c));
     if (!ready(c)) return;
     if (!src) return note(c, load_by_ring(c, a));
+    wait_for_loads(c, a);
     te_cuda_pack op = {};
     op.dst = a->to;
     op.src = src;
