@@ -143,10 +143,14 @@ def test_a_team_asks_only_where_it_misses_cpus_and_changes_by_two_answers() -> N
         assert [members(2, 2) for _ in range(3)] == [12, 9, 9]
         window.n_beside = 0.0
         assert [members(2, 0), members(2, 0)] == [9, 10]
-        assert [members(2.5, 1), members(2, 1), members(2.5, 1), members(2, 1)] == [10] * 4  # 2.25: room for 10
+        assert [members(2.5, 1), members(2, 1), members(2.5, 1), members(2, 1)] == [
+            10
+        ] * 4  # 2.25: room for 10
         assert [members(3, 1), members(3, 1), members(3, 1)] == [9, 9, 9]
+        assert [members(2, 0), members(2, 0)] == [9, 10]
+        assert [members(2, 1), members(4, 1), members(2, 0)] == [10, 9, 9]  # not 8: the mean is 3
         assert not size.patient
-        members(0, 1, 0.5)
+        members(0, 1, 1)
         assert size.patient
         members(0, 1, 0.1)
         assert not size.patient
