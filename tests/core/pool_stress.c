@@ -315,7 +315,6 @@ static struct {
     _Atomic bool waits, half;
     int32_t n_cpus;
     double share;
-    bool nice; /* programs that give way have one */
 } system_says;
 
 static bool say_times(te_thread_times *out) {
@@ -327,14 +326,13 @@ static bool say_times(te_thread_times *out) {
     *out = (te_thread_times){.ran_ns = ran_ns, .delay_ns = atomic_load(&system_says.waits) ? now : 0};
     return true;
 }
-static bool say_others(int32_t *n_cpus, int64_t *busy_ns, int64_t *nice_ns) {
+static bool say_others(int32_t *n_cpus, int64_t *busy_ns) {
     static int64_t last_ns, sum_ns;
     const int64_t now = te_os_now_ns();
     sum_ns += (int64_t)((double)(now - last_ns) * system_says.share * system_says.n_cpus);
     last_ns = now;
     *n_cpus = system_says.n_cpus;
     *busy_ns = sum_ns;
-    *nice_ns = system_says.nice ? now : 0;
     return system_says.n_cpus > 0;
 }
 
@@ -417,66 +415,6 @@ static void check_room_of_whole_team(void) {
     te_team_system = before;
 }
 
-typedef struct wait_awake {
-    bool late;
-    int64_t awake_ns; /* member 1, in a wait of two milliseconds or more */
-} wait_awake;
-
-static int64_t thread_cpu_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void wait_awake_task(void *ctx, te_team *team) {
-    wait_awake *g = ctx;
-    int32_t nth;
-    if (team->ith == 0 && g->late) sleep_us(2000);
-    const int64_t before = thread_cpu_ns();
-    te_barrier(team);
-    if (team->ith == 1) g->awake_ns = thread_cpu_ns() - before;
-    te_barrier(team);
-    if (!g->late) spin_task(&nth, team);
-}
-
-/* For how long the second member stays awake in a wait for a late one behind n_runs runs without. */
-static int64_t awake_behind(te_pool *pool, int n_runs) {
-    wait_awake g = {.late = false};
-    for (int run = 0; run < n_runs; run++) te_pool_run(pool, wait_awake_task, &g);
-    g = (wait_awake){.late = true};
-    te_pool_run(pool, wait_awake_task, &g);
-    return g.awake_ns;
-}
-
-/* Beside programs that give way members wait awake, for a quarter of the time. */
-static void check_patience(void) {
-    enum { MEMBERS = 2, TRIES = 100, RUNS = 12, LONG_NS = 1000000 };
-    const te_team_asks before = te_team_system;
-    te_team_system = (te_team_asks){say_times, say_others, te_os_now_ns};
-    te_pool *pool;
-    CHECK(te_pool_new(MEMBERS, &pool) == TE_OK, "%s", te_last_error());
-    system_says.n_cpus = 2 * MEMBERS;
-    system_says.share = 0;
-    for (int i = 0; i < 10; i++)
-        CHECK(awake_behind(pool, RUNS) < LONG_NS, "a member waited for milliseconds awake where nobody gives way");
-    system_says.nice = true;
-    atomic_store(&system_says.half, true);
-    bool awake = false; /* in one of many tries nobody keeps the CPU from it, and the other is not away for longer */
-    const int64_t end = te_os_now_ns() + INT64_C(60000000000);
-    while (!awake && te_os_now_ns() < end) awake = awake_behind(pool, RUNS) > LONG_NS;
-    CHECK(awake, "a member never waited for milliseconds awake beside programs that give way");
-    int64_t awake_ns = 0;
-    const int64_t begun = te_os_now_ns();
-    for (int i = 0; i < TRIES; i++) awake_ns += awake_behind(pool, 0);
-    const int64_t all_ns = te_os_now_ns() - begun;
-    CHECK(awake_ns < all_ns / 3 + 30 * LONG_NS, /* what it had left is 20 ms */
-          "a member that waited all the time was awake for %lld of %lld ns", (long long)awake_ns, (long long)all_ns);
-    system_says.nice = false;
-    atomic_store(&system_says.half, false);
-    te_pool_free(pool);
-    te_team_system = before;
-}
-
 /* A forked child has none of the pool's threads; using and freeing the pool there must work all the same. */
 static void check_fork(void) {
 #ifndef UNDER_TSAN /* its runtime gives up when a forked child starts a thread */
@@ -545,7 +483,6 @@ int main(int argc, char **argv) {
     check_late_member();
     check_room();
     check_room_of_whole_team();
-    check_patience();
     check_idle();
     return 0;
 }

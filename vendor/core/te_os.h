@@ -60,9 +60,9 @@ typedef struct te_thread_times {
 bool te_os_thread_times(te_thread_times *out); /* false if the system does not say; costs some microseconds */
 
 /* How many CPUs this process may use, and how long in all, since the machine began, other programs had them; those that
- * give way (nice) are not among these and had *nice_ns. False if the system does not say. In steps of 10 ms a CPU; costs some microseconds a CPU of the
+ * give way (nice) are left out. False if the system does not say. In steps of 10 ms a CPU; costs some microseconds a CPU of the
  * machine. */
-bool te_os_others(int32_t *n_cpus, int64_t *busy_ns, int64_t *nice_ns);
+bool te_os_others(int32_t *n_cpus, int64_t *busy_ns);
 
 /* Sleeps while *word == expected, at most timeout_ns (< 0: for ever); may return early. Wake wakes all sleepers. */
 void te_os_wait(const uint32_t *word, uint32_t expected, int64_t timeout_ns);

@@ -52,13 +52,13 @@ int32_t te_os_cores_of(const char *root, const int32_t *cpus, int32_t n) {
     return n_cores;
 }
 
-bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, int64_t *ticks, int64_t *nice_ticks) {
+bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, bool with_nice, int64_t *ticks) {
     char path[PATH_BYTES], line[512];
     const int length = snprintf(path, sizeof path, "%s/proc/stat", root);
     if (length < 0 || (size_t)length >= sizeof path) return false;
     FILE *f = fopen(path, "re");
     if (f == NULL) return false;
-    *ticks = *nice_ticks = 0;
+    *ticks = 0;
     int32_t found = 0;
     /* "cpu3 USER NICE SYSTEM IDLE IOWAIT IRQ SOFTIRQ ...", first of all, in rising order, as the CPUs are. */
     while (found < n && fgets(line, sizeof line, f) != NULL && strncmp(line, "cpu", 3) == 0) {
@@ -68,8 +68,7 @@ bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, int64_t 
                    &nice, &system, &irq, &soft) != 6 || /* the sum of all has no number */
             cpu != cpus[found])
             continue;
-        *ticks += user + system + irq + soft;
-        *nice_ticks += nice;
+        *ticks += user + system + irq + soft + (with_nice ? nice : 0);
         found++;
     }
     fclose(f);

@@ -17,9 +17,9 @@ extern "C" {
  * a core of its own. */
 int32_t te_os_cores_of(const char *root, const int32_t *cpus, int32_t n);
 
-/* How long in all the n CPUs ran programs or the system, in clock ticks, without programs that give way, which are
- * *nice_ticks. False if one of the CPUs is not listed. */
-bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, int64_t *ticks, int64_t *nice_ticks);
+/* How long in all the n CPUs ran programs or the system, in clock ticks; with_nice: those that give way, too. False if one
+ * of the CPUs is not listed. */
+bool te_os_busy_ticks(const char *root, const int32_t *cpus, int32_t n, bool with_nice, int64_t *ticks);
 
 /* The smallest CPU quota of the process's cgroups (v1 or v2), in thousandths of a CPU; INT64_MAX if there is none. */
 int64_t te_os_quota_milli(const char *root);

@@ -238,22 +238,17 @@ bool te_os_thread_times(te_thread_times *out) {
            out->n_dispatched > 0;
 }
 
-bool te_os_others(int32_t *n_cpus, int64_t *busy_ns, int64_t *nice_ns) {
+bool te_os_others(int32_t *n_cpus, int64_t *busy_ns) {
     struct timespec own;
     int32_t *cpus;
-    int64_t ticks, nice_ticks;
+    int64_t ticks;
     const long per_second = sysconf(_SC_CLK_TCK);
     *n_cpus = allowed_cpus(&cpus);
+    /* This process's own time, which is taken off, stands under nice, too, where it gives way itself. */
     const bool known = per_second > 0 && clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) == 0 &&
-                       te_os_busy_ticks("", cpus, *n_cpus, &ticks, &nice_ticks);
+                       te_os_busy_ticks("", cpus, *n_cpus, getpriority(PRIO_PROCESS, 0) > 0, &ticks);
     free(cpus);
     if (!known) return false;
-    /* Where this process gives way itself, its own time, which is taken off, stands there, too. */
-    if (getpriority(PRIO_PROCESS, 0) > 0) {
-        ticks += nice_ticks;
-        nice_ticks = 0;
-    }
-    *nice_ns = nice_ticks * (1000000000 / per_second);
     *busy_ns = ticks * (1000000000 / per_second) - ((int64_t)own.tv_sec * 1000000000 + own.tv_nsec);
     return true;
 }

@@ -32,9 +32,6 @@
 #define SPIN_NS 80000
 /* With more spinning members than CPUs, spinning keeps off the CPU the very member that is waited for. */
 #define SPIN_CROWDED_NS 2000
-/* Beside programs that give way (te_team_size.c) members may wait awake for longer, a quarter of the time in all: if those
- * do not give way after all, as in a cgroup of their own, that bounds what it costs. At most so much at once: some turns. */
-#define SPIN_PATIENT_NS 20000000
 #define RELAX_PER_CLOCK 16 /* a look at the clock costs as much as a few turns */
 #define RELAX_PER_LOOK  4  /* and one at all chains */
 
@@ -74,7 +71,6 @@ typedef struct te_member {
     te_thread_times times;
     int64_t waited_ns, ran_ns; /* in the last window; wake-ups are no waits; ran_ns < 0: not known */
     int64_t idle_ns;           /* in runs since te_team_size_next looked for room */
-    int64_t spin_ns;           /* it may still wait awake, beyond SPIN_NS */
     te_chain chain;
 } te_member;
 
@@ -92,7 +88,7 @@ struct te_pool {
     /* Only the caller looks at these. */
     const void *caller; /* whose delays members[0] has */
     int64_t run_ns;     /* of this window */
-    int64_t last_ns;    /* of the last run; members look at it when one begins */
+    int64_t last_ns;    /* of the last run */
     int64_t milli;      /* of a CPU, thousandths: what members had in the last window */
     int64_t looked_ns;  /* runs since te_team_size_next looked for room */
     int64_t beside_ns;  /* CPU time that other teams of this process had meanwhile */
@@ -122,19 +118,9 @@ static void word_change(te_word *w, uint32_t value) {
     if (atomic_load(&w->sleepers) != 0) te_os_wake((const uint32_t *)(const void *)&w->value);
 }
 
-static te_member *member_of(const te_team *team) { return &team->pool->members[team->ith]; }
-
-/* How long it pays to wait without sleeping. team: NULL between runs. */
-static int64_t spin_ns(int32_t n_logical, const te_team *team) {
-    if (atomic_load_explicit(&n_running, memory_order_relaxed) > n_logical) return SPIN_CROWDED_NS;
-    return team && team->pool->size.patient ? SPIN_NS + member_of(team)->spin_ns : SPIN_NS;
-}
-
-/* A wait that began then is over, or the member falls asleep. */
-static void spun(const te_team *team, int64_t begun) {
-    if (begun == 0 || team == NULL || !team->pool->size.patient) return;
-    const int64_t beyond = te_os_now_ns() - begun - SPIN_NS;
-    if (beyond > 0) member_of(team)->spin_ns -= beyond < member_of(team)->spin_ns ? beyond : member_of(team)->spin_ns;
+/* How long it pays to wait without sleeping. */
+static int64_t spin_ns(int32_t n_logical) {
+    return atomic_load_explicit(&n_running, memory_order_relaxed) > n_logical ? SPIN_CROWDED_NS : SPIN_NS;
 }
 
 /* Both return once the word is not `old`. */
@@ -167,23 +153,19 @@ static void relax(te_team *team) {
 
 /* team: whose member waits, or NULL between runs. */
 static void word_await(te_word *w, uint32_t old, int32_t n_logical, te_team *team) {
-    int64_t begun = 0, deadline = 0;
+    int64_t deadline = 0;
     for (;;) {
         for (int i = 0; i < RELAX_PER_CLOCK; i++) {
-            if (atomic_load_explicit(&w->value, memory_order_acquire) != old) {
-                spun(team, begun);
-                return;
-            }
+            if (atomic_load_explicit(&w->value, memory_order_acquire) != old) return;
             if (team)
                 relax(team);
             else
                 te_os_relax();
         }
         const int64_t now = te_os_now_ns();
-        if (deadline == 0) deadline = (begun = now) + spin_ns(n_logical, team);
+        if (deadline == 0) deadline = now + spin_ns(n_logical);
         if (now >= deadline) break;
     }
-    spun(team, begun);
     word_sleep(w, old);
 }
 
@@ -272,9 +254,10 @@ bool te_work_next(te_team *team, te_work *d) {
     for (;;) {
         const taken t = take_any(team, d);
         if (t != NOT_NOW) return t == TAKEN;
-        /* Those who work on these chains go on with them; without a CPU they come back when others have given up. */
+        /* Those who work on these chains go on with them; without a CPU they come back when others have given up. So a part
+         * may still be under way when others have left the queue, and its end would be taken for one of a newer queue's. */
         const int64_t now = te_os_now_ns();
-        if (deadline == 0) deadline = now + spin_ns(team->pool->n_logical, NULL);
+        if (deadline == 0) deadline = now + spin_ns(team->pool->n_logical);
         if (now >= deadline) return false;
         for (int i = 0; i < RELAX_PER_LOOK; i++) relax(team);
     }
@@ -306,9 +289,6 @@ static void take_part(te_pool *p, int32_t ith) {
                     .sense = atomic_load_explicit(&p->phase.value, memory_order_relaxed),
                     .n_queues = p->n_queues};
     if (p->size.nap_ns > 0 && p->members[ith].waited_ns >= p->size.nap_ns) nap(NAP_NS);
-    te_member *m = &p->members[ith];
-    m->spin_ns += p->last_ns / 4;
-    if (m->spin_ns > SPIN_PATIENT_NS) m->spin_ns = SPIN_PATIENT_NS;
     p->task(p->ctx, &team);
     if (p->measure) measure(&p->members[ith]);
     te_barrier(&team);

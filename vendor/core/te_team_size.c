@@ -13,10 +13,6 @@
  *
  * Other teams of this process are such programs, too; the pool knows what they have (n_beside).
  *
- * Programs that give way (nice) are none of these: of a CPU that a member wants they have a hundredth. But they have it in turns of 3
- * to 4 ms, and who falls asleep meanwhile, since it waits for the member whose CPU that is, lets another of them in on its own
- * CPU, for whom others wait then. So where they have CPUs, members stay awake in such waits (patient).
- *
  * A smaller team grows into what others leave. Where the system does not say what that is, members are tried again later, the
  * later the more often that failed.
  */
@@ -29,8 +25,6 @@
 #define PARK_MAX_NS 2000000000
 /* What other programs have is known well enough over so long a time: the system counts in steps of 10 ms a CPU. */
 #define ASK_NS 200000000
-/* A team that misses no CPUs does not ask, so it goes on for so long with what it knows of programs that give way. */
-#define PATIENT_NS 10000000000
 
 te_team_asks te_team_system = {te_os_thread_times, te_os_others, te_os_now_ns};
 
@@ -48,20 +42,17 @@ void te_team_size_begin(te_team_size *s, int32_t n_threads) {
 /* For how many members other programs left room since this was asked last; 0: not known. *sure: and the time before. */
 static int32_t ask_room(te_team_size *s, const te_window *w, int32_t *sure) {
     int32_t n_cpus;
-    int64_t others_ns, nice_ns;
+    int64_t others_ns;
     const int64_t before_ns = s->asked_ns;
     const double busy_before = s->n_busy;
     s->asked_ns = 0;
     s->n_busy = -1;
     *sure = 0;
-    if (!te_team_system.others(&n_cpus, &others_ns, &nice_ns)) return 0;
+    if (!te_team_system.others(&n_cpus, &others_ns)) return 0;
     s->asked_ns = te_team_system.now_ns();
     const double n_busy = (double)(others_ns - s->others_ns) / (double)(s->asked_ns - before_ns);
-    const double n_nice = (double)(nice_ns - s->nice_ns) / (double)(s->asked_ns - before_ns);
     s->others_ns = others_ns;
-    s->nice_ns = nice_ns;
     if (before_ns == 0) return 0;
-    s->patient_until_ns = n_nice > 0.3 ? s->asked_ns + PATIENT_NS : 0;
     s->n_busy = (n_busy > 0 ? n_busy : 0) + w->n_beside;
     if (busy_before >= 0) *sure = te_team_room(s->n_threads, n_cpus, (s->n_busy + busy_before) / 2);
     return te_team_room(s->n_threads, n_cpus, s->n_busy);
@@ -126,6 +117,5 @@ int32_t te_team_size_next(te_team_size *s, const te_window *w, bool *looked) {
     else if (n_over == 0 && te_team_system.now_ns() >= s->look_ns)
         n = fit_room(s, w);
     *looked = s->looked_ns != looked_ns;
-    s->patient = s->patient_until_ns > 0 && te_team_system.now_ns() < s->patient_until_ns;
     return n;
 }

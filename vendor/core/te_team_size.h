@@ -15,7 +15,6 @@ extern "C" {
 typedef struct te_team_size {
     int32_t n_threads;
     int64_t nap_ns; /* members that waited for so long in the last window shall let themselves be moved; 0: none */
-    bool patient;   /* programs that give way have CPUs: members shall wait for each other awake for longer */
     /* Private to te_team_size. */
     int32_t n_live;    /* in the last window */
     int32_t n_grow;    /* by how many members it grows next where the system does not say what others have */
@@ -24,11 +23,9 @@ typedef struct te_team_size {
     int64_t look_ns;   /* when it will be */
     int64_t asked_ns;  /* when the system said what other programs have; 0: it did not */
     int64_t others_ns; /* what they had then */
-    int64_t nice_ns;   /* and those that give way */
-    int64_t patient_until_ns;
-    double n_busy; /* how many CPUs they had between the last two answers; < 0: not known of this team */
-    bool settling; /* it has shrunk, and the system may not have moved threads yet */
-    bool suspect;  /* members waited in the last window */
+    double n_busy;     /* how many CPUs they had between the last two answers; < 0: not known of this team */
+    bool settling;     /* it has shrunk, and the system may not have moved threads yet */
+    bool suspect;      /* members waited in the last window */
 } te_team_size;
 
 /* A window: runs with the same members, one behind the other. */
@@ -54,9 +51,9 @@ int32_t te_team_room(int32_t n_threads, int32_t n_cpus, double n_busy);
 
 /* What the system is asked; tests have answers of their own. */
 typedef struct te_team_asks {
-    bool (*times)(te_thread_times *out);                                 /* te_os_thread_times */
-    bool (*others)(int32_t *n_cpus, int64_t *busy_ns, int64_t *nice_ns); /* te_os_others */
-    int64_t (*now_ns)(void);                                             /* te_os_now_ns */
+    bool (*times)(te_thread_times *out);               /* te_os_thread_times */
+    bool (*others)(int32_t *n_cpus, int64_t *busy_ns); /* te_os_others */
+    int64_t (*now_ns)(void);                           /* te_os_now_ns */
 } te_team_asks;
 extern te_team_asks te_team_system;
 
