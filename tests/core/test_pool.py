@@ -101,7 +101,7 @@ def test_a_team_has_room_beside_others(n_threads: int, n_cpus: int, n_busy: floa
     assert lib.te_team_room(n_threads, n_cpus, n_busy) == room
 
 
-def test_a_team_asks_only_where_it_misses_cpus_and_grows_by_two_answers() -> None:
+def test_a_team_asks_only_where_it_misses_cpus_and_changes_by_two_answers() -> None:
     ffi, lib = capi.load()
     now_ns, had_ns, asked = 10**9, 0, 0
 
@@ -142,6 +142,11 @@ def test_a_team_asks_only_where_it_misses_cpus_and_grows_by_two_answers() -> Non
         assert [members(2, 2) for _ in range(3)] == [12, 9, 9]
         window.n_beside = 0.0
         assert [members(2, 0), members(2, 0)] == [9, 10]
+        # The mean, 2.25, leaves room for 10.
+        assert [members(2.5, 1), members(2, 1), members(2.5, 1), members(2, 1)] == [10] * 4
+        assert [members(3, 1), members(3, 1), members(3, 1)] == [9, 9, 9]
+        assert [members(2, 0), members(2, 0)] == [9, 10]
+        assert [members(2, 1), members(4, 1), members(2, 0)] == [10, 9, 9]  # not 8: the mean is 3
     finally:
         lib.te_team_system.others, lib.te_team_system.now_ns = before
 

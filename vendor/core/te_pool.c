@@ -254,7 +254,8 @@ bool te_work_next(te_team *team, te_work *d) {
     for (;;) {
         const taken t = take_any(team, d);
         if (t != NOT_NOW) return t == TAKEN;
-        /* Those who work on these chains go on with them; without a CPU they come back when others have given up. */
+        /* Those who work on these chains go on with them; without a CPU they come back when others have given up. So a part
+         * may still be under way when others have left the queue, and its end would be taken for one of a newer queue's. */
         const int64_t now = te_os_now_ns();
         if (deadline == 0) deadline = now + spin_ns(team->pool->n_logical);
         if (now >= deadline) return false;

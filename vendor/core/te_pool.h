@@ -104,7 +104,7 @@ static inline void te_share(const te_team *team, int64_t n, int64_t unit, int64_
  *     while (te_work_next(team, &d)) work_on(d.chain, d.part);
  *
  * All members begin the same queues in the same order, and go on until there is no next; no barrier is needed before,
- * and what was done is complete after the next one. */
+ * and what was done is complete after the next one, which has to come between an ordered queue and the next queue. */
 typedef struct te_work {
     int32_t chain, part; /* what to do */
     int32_t n_chains, n_parts;

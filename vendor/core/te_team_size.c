@@ -90,7 +90,10 @@ static int32_t fit_room(te_team_size *s, const te_window *w) {
     const int32_t room = ask_room(s, w, &sure);
     if (s->asked_ns != 0) s->look_ns = now + ASK_NS;
     if (room == 0) return w->n_live + s->n_grow < s->n_threads ? w->n_live + s->n_grow : s->n_threads;
-    if (room < w->n_live && missing) return shrink(s, w, room, false);
+    /* Members that have to wait make a team smaller at once. Where they do not, one answer that is wrong by half a CPU must not:
+     * it would grow again two answers later only. A team that is whole has one answer. */
+    const int32_t fewer = whole ? room : sure;
+    if (fewer > 0 && fewer < w->n_live && missing) return shrink(s, w, fewer, false);
     /* One member too many costs more than one too few. */
     return sure > w->n_live ? sure : w->n_live;
 }

@@ -46,7 +46,7 @@ template <class V, class U> struct block_panel {
     using f32 = typename V::f32;
     using i32 = typename V::i32;
     static constexpr int L = V::lanes, chunk = U::chunk, block_bytes = U::block_bytes;
-    static constexpr int ROWS = L, ABREAST = 4, PASS = 16, // tokens of a pass, whose sums stay in the first cache
+    static constexpr int ROWS = L, ABREAST = 4, PASS = 24, // tokens of a pass, whose sums stay in the first cache
         LEAST = 3;                                         // two are as fast one row at a time
     using tokens = panel_tokens<PASS>;
     using panel = panel_of<ROWS>;
@@ -104,7 +104,8 @@ template <class V, class U> struct block_panel {
 // one_by_one has what is no panel.
 template <class V, class P> struct panel_rows {
     using one_by_one = typename P::one_by_one;
-    static constexpr int ROWS = P::ROWS, LEAST = P::LEAST;
+    static constexpr int ROWS = P::ROWS, LEAST = P::LEAST, TILE = 4;
+    static_assert(P::PASS % TILE == 0, "a pass is whole tiles");
 
     // Whether the ROWS rows from place i of the list on are wanted by the same tokens, enough of them.
     static bool is_panel(te_rows rows, te_tokens who, int32_t i) {
@@ -131,6 +132,10 @@ template <class V, class P> struct panel_rows {
                 p.row[r] = row_start(m, rows, i + r);
                 p.next[r] = next.of(i + r, ROWS, p.row[r]);
             }
+            // Passes of as many tokens each, as far as whole tiles allow: 32 are 16 and 16.
+            const int n_who = who.bits ? __builtin_popcount(who.bits[i]) : who.n,
+                      n_passes = (n_who + P::PASS - 1) / P::PASS,
+                      each = ((n_who + n_passes - 1) / n_passes + TILE - 1) / TILE * TILE;
             typename P::tokens some = {};
             bool fetch = true;
             for (int32_t t = 0; t < who.n; t++) {
@@ -138,7 +143,7 @@ template <class V, class P> struct panel_rows {
                     some.act[some.n] = (const char *)acts + stride * (size_t)t;
                     some.y[some.n++] = y + ldy * (size_t)t + i;
                 }
-                if (some.n < P::PASS && (t + 1 < who.n || some.n == 0)) continue;
+                if (some.n < each && (t + 1 < who.n || some.n == 0)) continue;
                 P::dot_panel(p, m->cols, some, fetch);
                 some.n = 0;
                 fetch = false;

@@ -163,7 +163,7 @@ template <class V, class C, class B> struct wide_panel {
     using act = typename K::act;
     using f32 = typename V::f32;
     using i32 = typename V::i32;
-    static constexpr int L = V::lanes, ROWS = L, PASS = 16, ABREAST = 4, LEAST = 5; // tokens of a pass, of a tile
+    static constexpr int L = V::lanes, ROWS = L, PASS = 24, ABREAST = 4, LEAST = 5; // tokens of a pass, of a tile
     static constexpr bool has_minima = K::has_minima;
     using W = units_in_lanes<V, B, 1>;
     using unpacked = typename W::unpacked;
