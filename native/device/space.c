@@ -12,9 +12,10 @@ bool pi_space_window(int32_t window) { return !window || window >= PI_SMALL_BATC
 
 bool pi_space_rows_alone(int32_t type) { return type != TE_Q4_0; }
 
-bool pi_space_wide(int32_t type) {
-    return type == TE_F16 || type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_K || type == TE_Q5_K ||
-           type == TE_Q6_K;
+int32_t pi_space_wide(int32_t type) {
+    if (type == TE_F16) return PI_WIDE;
+    const bool has = type == TE_Q8_0 || type == TE_Q4_0 || type == TE_Q4_K || type == TE_Q5_K || type == TE_Q6_K;
+    return has ? PI_WIDE_QUANTISED : 0;
 }
 
 int32_t pi_space_heads(int32_t type) { return type == TE_F32 || type == TE_BF16 ? type : TE_F16; }
@@ -65,8 +66,8 @@ uint64_t pi_space_kernels(const pi_space_shape *s) {
                    widest = most(most(n_q, s->n_inner), s->n_embd), routes = n_tok * s->n_used,
                    values = route_values(s),
                    /* as are few tokens' routes, or these have hidden values of floats */
-        tiled_routes = n_tok > few ? least(n_tok, PI_WIDE) * s->n_used * 256 + 8 * (s->n_ff_expert + 256) : 0,
-                   few_routes = n_tok > few ? least(n_tok, PI_WIDE) * s->n_used * (s->n_ff_expert + 3) : 0;
+        tiled_routes = n_tok > few ? least(n_tok, PI_WIDE_EXPERTS) * s->n_used * 256 + 8 * (s->n_ff_expert + 256) : 0,
+                   few_routes = n_tok > few ? least(n_tok, PI_WIDE_EXPERTS) * s->n_used * (s->n_ff_expert + 3) : 0;
     const uint64_t words[] = {
         /* of a feed-forward's adapters: a x, what is added to gate and up, parts of down's; a x in F16 */
         rank ? n_tok * rank + few * (2 * s->n_ff + 6 + rank * PI_PARTS) : 0,

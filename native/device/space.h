@@ -33,9 +33,9 @@ int32_t pi_space_heads(int32_t type);
 /* Whether a row's product with a vector has the same bits whichever rows are multiplied with it: not where a device's
  * threads share out what all rows take (Q4_0, vendor/cuda/lean.cu). */
 bool pi_space_rows_alone(int32_t type);
-/* Whether that may be a format of which products of up to PI_WIDE tokens are faster together than of half as many and the
- * rest: there are kernels for as many (vendor/cuda/wide_many.cuh, wide_ring.cuh), by neuron for PI_WIDE_DOWN. */
-bool pi_space_wide(int32_t type);
+/* Of a format of which products of many tokens may be faster together than of half as many and the rest: of how many there are
+ * kernels (vendor/cuda/wide_many.cuh, wide_most.cuh), at most PI_WIDE. 0: of no more than of any other format. */
+int32_t pi_space_wide(int32_t type);
 /* Whether latent attention can be of such sizes. */
 bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head_value);
 
@@ -47,8 +47,9 @@ bool pi_space_latent(int32_t rank, int32_t n_rot, int32_t head_key, int32_t head
 enum {
     PI_SMALL_BATCH = 8,
     PI_MANY = 64,              /* sequences whose next tokens are a recorded program */
-    PI_WIDE = 192,             /* tokens whose products are faster together, of some formats on some devices */
-    PI_WIDE_DOWN = 144,        /* of these with a down by neuron that is not F16: more in two parts */
+    PI_WIDE = 256,             /* tokens whose products are faster together, of F16 on some devices */
+    PI_WIDE_QUANTISED = 240,   /* of other formats there */
+    PI_WIDE_EXPERTS = 192,     /* of mixtures: experts' kernels take no more (vendor/cuda/experts_prompt.cu) */
     PI_GRAPH_BYTES = 56 << 10, /* of such a program, for each layer: 42 KiB measured, and up to 10 of maps */
     PI_LOGITS_BYTES = 128
         << 20, /* rows of logits that leave a device together: memory of the CPU, too, which is pinned */

@@ -237,10 +237,11 @@ bool pi_hybrid_passes(const pi_hybrid *h, int32_t l) {
     return l < m->info.n_layer ? !m->layer[l].n_host : !h->s->options.keep_hidden;
 }
 
-/* Whether products of many tokens read the layer's matrices as they are, which they do with experts of any format. */
-static bool reads_as_is(const pi_layer *layer) {
+/* Of how many tokens, at most n, products read the layer's matrices as they are, which they do with experts of any format;
+ * 0: not of many. */
+static int32_t reads_as_is(const pi_layer *layer, int32_t n) {
     const pi_experts *e = pi_experts_of(layer);
-    if (layer->adapter || (e && (!e->gate.w || e->on_input))) return false;
+    if (layer->adapter || (e && (!e->gate.w || e->on_input))) return 0;
     for (int32_t i = 0; i < layer->n_blocks; i++) {
         pi_block b = layer->block[i];
         pi_block_mat mats[PI_BLOCK_MATS];
@@ -250,21 +251,22 @@ static bool reads_as_is(const pi_layer *layer) {
             if (!m->w || mats[k].use == PI_MAT_PREDICTOR || mats[k].use == PI_MAT_EXPERTS) continue;
             const bool is_router = b.kind == &pi_experts_kind && m == &b.experts.router;
             if (is_router && m->type == TE_F32) continue;
-            if (!pi_space_wide(m->type)) return false;
+            const int32_t of_type = pi_space_wide(m->type);
+            n = n < of_type ? n : of_type;
         }
     }
-    return true;
+    return n;
 }
 
 /* Tokens that are one program: more than PI_MANY where all layers' products of so many are faster together. splits: more are
  * several; not where there are no kernels for many. */
 static int32_t most_mixed(const pi_hybrid *h, bool *splits) {
     const pi_model *m = h->s->model;
-    int32_t n = PI_WIDE;
+    int32_t n = m->info.n_expert ? PI_WIDE_EXPERTS : PI_WIDE;
     *splits = m->info.n_expert > 0;                /* of more tokens all experts are read as a prompt's are */
     if (*splits && m->latent_rank) return PI_MANY; /* not measured */
     for (int32_t l = 0; l < m->info.n_layer; l++)
-        if (!reads_as_is(&m->layer[l])) return PI_MANY;
+        if (!(n = reads_as_is(&m->layer[l], n))) return PI_MANY;
     for (int32_t i = 0; i < h->n_devices; i++) n = n < h->device[i].info.max_wide ? n : h->device[i].info.max_wide;
     *splits |= n > PI_MANY;
     return n;

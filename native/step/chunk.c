@@ -78,13 +78,18 @@ static int32_t mixed_length(const pi_session *s, const pi_cut *c, int32_t first,
     return n_front && n > n_front && !goes_on && n - n_front <= s->hybrid->max_logits ? n : 0;
 }
 
-/* Next tokens of more sequences than one program is for are several, all but the last of as many as it takes: what a program
- * costs by itself is as much as that of a hundred tokens, so that few of them count, whatever they have. */
+/* Next tokens of more sequences than one program is for are several, as few as can be, for what a program costs by itself is as
+ * much as that of a hundred tokens. They are of about as many: the more there are, the longer one more takes. Of mixtures,
+ * whose experts are read for each, all but the last are of as many as it takes. */
 static int32_t decoding_length(const pi_session *s, const pi_batch *b, int32_t first, int32_t n) {
     const int32_t most = pi_chunk_mixed(s);
     if (most == 0 || n <= most || !s->hybrid->splits) return n;
     for (int32_t i = first; i < first + n - 1; i++)
         if (!several_generate(b, i)) return n;
+    if (!s->model->info.n_expert) { /* whole tiles */
+        const int32_t n_parts = (n + most - 1) / most, each = ((n + n_parts - 1) / n_parts + 7) / 8 * 8;
+        return each < most ? each : most;
+    }
     /* Two to eight tokens by themselves have kernels of their own, which take longer than those of nine. */
     const int32_t few = s->hybrid->max_decode, left = n - most;
     return left > 1 && left <= few ? n - few - 1 : most;

@@ -346,7 +346,7 @@ static void check_gemm_of_few(int type) {
             check_gemm_case({type, 1500, outs, 30, true, true, true, false, false, false, true});
         check_gemm_case({type, 11008, 4096, 33, true, false, false, true, false, false, true});
         check_gemm_case({type, 11008, unit, 12, true, false, false, true, false, false, true});
-        for (int n_tok : {129, 152, 192}) {
+        for (int n_tok : {129, 152, 192, 256}) {
             const int part = (n_tok / 2 + 7) / 8 * 8;
             check_part_of_tokens(type, 1000 + n_tok, 7 * unit, n_tok, 0, part);
             check_part_of_tokens(type, 1000 + n_tok, 7 * unit, n_tok, part, n_tok - part);
@@ -362,7 +362,7 @@ static void check_gemm_of_few(int type) {
         check_activated(type, type, TE_SILU, 5632, 1024, 49, 1);
     }
     // More tokens than other kernels take: each number of tiles, and a last one with one token and with all.
-    for (int n_tok : {65, 72, 73, 81, 96, 97, 105, 120, 127, 128, 129, 144, 145, 161, 192}) {
+    for (int n_tok : {65, 72, 73, 81, 96, 97, 105, 120, 127, 128, 129, 144, 145, 161, 192, 193, 224, 225, 240, 256}) {
         if (!is_by_groups(type, n_tok)) continue;
         check_gemm_case({type, 1000, cols, n_tok, false, true, true, false, false, false, true});
         check_gemm_case({type, 40, 14336, n_tok, false, true, false, false, false, false, true});
@@ -371,14 +371,13 @@ static void check_gemm_of_few(int type) {
         // Blocks with all columns, of which two bring the tokens' values of many together.
         check_gemm_case({type, 1000, 256, n_tok, false, true, false, true, false, false, true});
         const int unit = f ? 37 : te_type_get(type)->block_weights, outs = unit * (1 + n_tok % 7 * (k256 ? 1 : 5));
-        const bool across = n_tok <= (f ? 192 : 144); // more tokens than products by neuron take
-        if (across) check_gemm_case({type, 100 + 9 * n_tok, outs, n_tok, true, true, false, true, false, false, true});
-        if (across) check_gemm_case({type, 2050, 4096, n_tok, true, false, true, false, false, false, true});
+        check_gemm_case({type, 100 + 9 * n_tok, outs, n_tok, true, true, false, true, false, false, true});
+        check_gemm_case({type, 2050, 4096, n_tok, true, false, true, false, false, false, true});
         check_gemm_case({type, 4096, 1024, n_tok, false, false, false, true, false, false, true});
-        if (n_tok != 65 && n_tok != 97 && n_tok != 128 && n_tok < 192) continue; // many rows
+        if (n_tok != 65 && n_tok != 97 && n_tok != 128 && n_tok != 192 && n_tok < 240) continue; // many rows
         check_gemm_case({type, 6000, 1024, n_tok, false, false, false, true, false, false, true});
         check_gemm_case({type, 13000, 1024, n_tok, false, true, false, false, false, false, true});
-        if (across) check_gemm_case({type, 1500, 14336, n_tok, true, true, true, false, false, false, true});
+        check_gemm_case({type, 1500, 14336, n_tok, true, true, true, false, false, false, true});
         check_activated(type, type, TE_SILU, 5632, 1024, n_tok, 1);
     }
     if (type == TE_Q4_K) check_activated(type, TE_Q6_K, TE_SILU, 1024, 1024, 40, 1);

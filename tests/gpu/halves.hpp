@@ -13,7 +13,7 @@ static bool is_by_groups(int type, int n_tok) {
     OK(api->info(dev, &info));
     bool has = false;
     for (int with : {TE_F16, TE_Q4_0, TE_Q8_0, TE_Q4_K, TE_Q5_K, TE_Q6_K}) has = has || type == with;
-    return info.major == 9 && has && n_tok > TE_CUDA_MAX_TOK && n_tok <= 192;
+    return info.major == 9 && has && n_tok > TE_CUDA_MAX_TOK && n_tok <= (type == TE_F16 ? 256 : 240);
 #else
     (void)type;
     (void)n_tok;

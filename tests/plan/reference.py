@@ -215,7 +215,7 @@ class Reference:
             1,
             max(self.hidden * self.n_first, few * self.n_ff),
             (self.hidden + tiled * (max(q, self.n_embd) + 512) + (tiled - tokens) * self.n_ff) // 2 + 16,
-            min(tiled, 192) * (self.n_embd + 256) // 2 + 385 if tokens > few else 0,
+            min(tiled, 256) * (self.n_embd + 256) // 2 + 513 if tokens > few else 0,
             tokens * (self.n_ff // 32 + 1 + sign) if a.mode == "predicted" else 0,
             max(384, few * (192 if few > 1 and self.n_embd >= 4096 else 384)) * self.n_embd,
             self.n_head * max((3 if tokens > few else 2) * few * (self.head + 2) * 32 + tokens, prompts),

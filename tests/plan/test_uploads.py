@@ -76,7 +76,7 @@ def kernels(model: Model, n_batch: int) -> int:
     tiled = -(-n_batch // 32) * 32 if n_batch > few else n_batch
     words = n_batch * i.n_ff * (2 if i.is_gated else 1)
     words += (tiled * (i.n_ff + widest + 512)) // 2
-    words += min(tiled, 192) * (i.n_embd + 256) // 2 + 385 if n_batch > few else 0
+    words += min(tiled, 256) * (i.n_embd + 256) // 2 + 513 if n_batch > few else 0
     words += few * i.n_embd * PARTS + attention(n_batch, i.n_head, i.n_embd_head)
     words += 12 * (max(widest, i.n_ff) + i.n_embd + 512)
     if i.predictor != "none":

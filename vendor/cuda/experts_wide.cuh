@@ -31,8 +31,6 @@ template <class C, bool DOWN> struct expert_wide {
     float *scale; // what they are multiplied with
     uint32_t asked, fired;
 
-    __device__ __forceinline__ int tiles_of(int n) const { return n <= 8 ? 1 : n <= 16 ? 2 : 4; }
-
     // Eight hidden values as F16, which lane q has of unit u (wide_place).
     __device__ __forceinline__ uint4 halves(const float *row, int u, int q, float down) const {
         constexpr int W = F::words;

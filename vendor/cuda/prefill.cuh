@@ -73,6 +73,10 @@ te_status check_act(te_cuda *d, const te_cuda_gemm *op); // an activation of the
 // wide_ring.cu: the same of products with F16.
 int ring_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok);
 te_status multiply_ring(te_cuda *d, const te_cuda_gemm *op);
+// wide_most.cu: the same of more tokens than wide_ring.cu and wide_neurons.cu take, and whether a product is one of these.
+int most_tiles_for(const te_cuda *d, int32_t type, int32_t n_tok);
+bool is_most(const te_cuda_gemm *op);
+te_status multiply_most(te_cuda *d, const te_cuda_gemm *op);
 // wide_neurons.cu: transposed ones with other formats, whose input is as for F16.
 te_status multiply_neurons(te_cuda *d, const te_cuda_gemm *op);
 

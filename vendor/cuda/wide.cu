@@ -23,7 +23,8 @@ te_cuda_half half_form(te_cuda *d, int32_t type, int32_t n_tok, int32_t cols) {
     const int i = kernel_for(n_tok);
     te_cuda_half h = {};
     h.ld = (size_t)divide_up(cols, 8) * 8;
-    const int groups = group_tiles_for(d, type, n_tok), ring = ring_tiles_for(d, type, n_tok);
+    const int groups = group_tiles_for(d, type, n_tok), most = most_tiles_for(d, type, n_tok),
+              ring = most ? most : ring_tiles_for(d, type, n_tok);
     if (!k || (!groups && !ring && (i == WIDE_KERNELS || wide_smem(wide_tiles[i]) > d->smem_block))) return h;
     h.ld = (size_t)divide_up(cols, 256) * 256;
     h.words = k->words;
@@ -50,6 +51,7 @@ static int splits_of(const te_cuda *d, int blocks, int per_sm, int chunks) {
 
 te_status multiply_wide(te_cuda *d, const te_cuda_gemm *op) {
     const te_cuda_half &x = op->x;
+    if (is_most(op)) return multiply_most(d, op);
     if (x.matrices == HALF_IN_ORDER)
         return op->transposed && op->product[0].w.type != TE_F16 ? multiply_neurons(d, op) : multiply_ring(d, op);
     if (x.matrices) return multiply_groups(d, op);

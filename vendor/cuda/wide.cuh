@@ -17,7 +17,6 @@ namespace te {
 
 constexpr int WIDE_WARPS = 8, WIDE_THREADS = 32 * WIDE_WARPS, WIDE_ROWS = 16 * WIDE_WARPS;
 constexpr int WIDE_UNITS = 8, WIDE_STAGES = 3; // units of a stage, stages in shared memory
-constexpr int WIDE_TILES = 8;                  // of eight tokens, at most
 
 struct wide_product {
     const uint8_t *w;

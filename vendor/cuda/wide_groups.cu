@@ -1,4 +1,4 @@
-// wide_groups.cu - products of 9 to 192 tokens on Hopper: which there are, and how rows and columns are shared out.
+// wide_groups.cu - products of 9 to 240 tokens on Hopper: which there are, and how rows and columns are shared out.
 #include "prefill.cuh"
 #include "wide_groups.cuh"
 #include "wide_many.cuh"

@@ -1,4 +1,4 @@
-// wide_many.cuh - products of 129 to 192 tokens with quantised matrices on Hopper: as those of up to 128 (wide_groups.cuh),
+// wide_many.cuh - products of 129 to 240 tokens with quantised matrices on Hopper: as those of up to 128 (wide_groups.cuh),
 // whose weights are read and unpacked once for them all.
 //
 // Values of so many tokens do not fit into shared memory for 256 columns at a time: a stage of them is what is multiplied at
@@ -11,7 +11,7 @@
 
 namespace te {
 
-constexpr int MANY_TOK = 192;  // tokens, at most
+constexpr int MANY_TOK = 240;  // tokens, at most
 constexpr int MANY_UNITS = 2;  // of 32 columns: a stage of the tokens' values
 constexpr int MANY_STAGES = 3; // of rows, for each of `deep`, at most
 // Beside the warps that multiply four more, of which two bring what these multiply. Threads have as many registers each at
@@ -20,6 +20,9 @@ constexpr int MANY_BRING = 4;
 constexpr int many_threads(int warps) { return 32 * (warps + MANY_BRING); }
 constexpr int MANY_REGISTERS = 65536 / (32 * (GROUP_WARPS + MANY_BRING)), MANY_FEW = 32, MANY_MORE = 160;
 static_assert(GROUP_WARPS * MANY_MORE + MANY_BRING * MANY_FEW <= (GROUP_WARPS + MANY_BRING) * MANY_REGISTERS, "");
+// Of more tiles sums leave so few registers that rows are taken anew for each unit, whose weights the unit in front has used,
+// and half of the tokens are multiplied at a time: wgmma of so many wants more than threads have at first.
+constexpr int MANY_WHOLE = 24;
 constexpr int MANY_ROOM = 224 * 1024; // of a block: kernels declare up to 3 KB
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -52,6 +55,24 @@ __device__ __forceinline__ void bulk_copy_to_both(void *to, const void *from, in
                  "l"(from), "r"(n_bytes), "r"(shared_address(b)), "h"((uint16_t)3)
                  : "memory");
 }
+// sum += the rows' weights of a unit times the tokens' values.
+template <int TILES>
+__device__ __forceinline__ void many_multiply(float (&sum)[TILES][4], const uint4 (&w)[2], uint64_t at) {
+    group_settle<0>();
+    uint32_t a[2][4] = {{w[0].x, w[1].x, w[0].y, w[1].y}, {w[0].z, w[1].z, w[0].w, w[1].w}};
+#pragma unroll
+    for (int i = 0; i < 2; i++) // made in front of the fence
+#pragma unroll
+        for (int r = 0; r < 4; r++) asm volatile("" : "+r"(a[i][r])::"memory");
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            wide_wgmma(*(float (*)[TILES / 2][4])(sum + h * (TILES / 2)), a[i],
+                       at + (uint64_t)((i * 256 + h * (TILES / 2) * 512) >> 4));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 #endif
 
 struct many_job {
@@ -67,6 +88,7 @@ __global__ void __launch_bounds__(many_threads(GROUP_WARPS), 1)
     typedef grouped<C> F;
     const group_job &job = args.of;
     const group_args &a = job.of;
+    constexpr bool SPARES = TILES > MANY_WHOLE;
     constexpr int UNIT = TILES * 32, ROOM = MANY_UNITS * UNIT, UNITS = F::chunk / 32, PARTS = WIDE_UNITS / MANY_UNITS;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float scales[8 * TILES];
@@ -180,19 +202,32 @@ __global__ void __launch_bounds__(many_threads(GROUP_WARPS), 1)
 #pragma unroll
             for (int c = 0; c < WIDE_UNITS / UNITS; c++) {
                 typename F::row r[2];
+                auto take = [&] {
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-                    F::take(r[i], rows + slot * slot_bytes, n_rows, row + i * further, c0 + k, c, q);
+                    for (int i = 0; i < 2; i++)
+                        F::take(r[i], rows + slot * slot_bytes, n_rows, row + i * further, c0 + k, c, q);
+                };
+                if (!SPARES) take();
                 const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
 #pragma unroll
                 for (int i = 0; i < UNITS; i += MANY_UNITS) {
-                    const uint4 w[2][2] = {{F::halves(r[0], s[0], i), F::halves(r[1], s[1], i)},
-                                           {F::halves(r[0], s[0], i + 1), F::halves(r[1], s[1], i + 1)}};
                     // One lane's, for then the compiler knows that it is the same in all.
                     const uint64_t tokens = wide_descriptor(__shfl_sync(~0u, shared_address(values + stage * ROOM), 0));
                     bar_wait(there + stage, stage_parity);
-                    group_multiply(sum, w, tokens);
-                    group_settle<1>();
+                    if constexpr (SPARES) {
+#pragma unroll
+                        for (int u = 0; u < MANY_UNITS; u++) {
+                            take();
+                            const uint4 w[2] = {F::halves(r[0], F::scale_of(r[0], q), i + u),
+                                                F::halves(r[1], F::scale_of(r[1], q), i + u)};
+                            many_multiply(sum, w, tokens + (uint64_t)(u * TILES * 512 >> 4));
+                        }
+                    } else {
+                        const uint4 w[2][2] = {{F::halves(r[0], s[0], i), F::halves(r[1], s[1], i)},
+                                               {F::halves(r[0], s[0], i + 1), F::halves(r[1], s[1], i + 1)}};
+                        group_multiply(sum, w, tokens);
+                        group_settle<1>();
+                    }
                     if (c + i) leave(before);
                     before = stage;
                     stage += step;
@@ -248,8 +283,8 @@ constexpr size_t many_smem(int tiles, int row_bytes, int each, int across, int d
     return 2 * GROUP_HEAD + (all > part ? all : part);
 }
 
-constexpr int MANY_KERNELS = 5;
-constexpr int many_tiles[MANY_KERNELS] = {17, 18, 20, 22, 24};
+constexpr int MANY_KERNELS = 8;
+constexpr int many_tiles[MANY_KERNELS] = {17, 18, 20, 22, 24, 26, 28, 30};
 // Groups of a block, at most: two stages of rows and three of the tokens' values are there at a time.
 constexpr int many_most(int tiles, int row_bytes) {
     int each = GROUP_WARPS;
@@ -300,13 +335,13 @@ template <class C> struct many_of {
     static group_part part(int i, int cols) {
         return {F::width(i), F::at(i, (size_t)cols), F::length(i, (size_t)cols)};
     }
-    static constexpr many_kernels kernels = {wide<C>::words,
-                                             F::row_bytes,
-                                             F::parts,
-                                             part,
-                                             {many_groups_kernel<C, 17>, many_groups_kernel<C, 18>,
-                                              many_groups_kernel<C, 20>, many_groups_kernel<C, 22>,
-                                              many_groups_kernel<C, 24>}};
+    static constexpr many_kernels kernels = {
+        wide<C>::words,
+        F::row_bytes,
+        F::parts,
+        part,
+        {many_groups_kernel<C, 17>, many_groups_kernel<C, 18>, many_groups_kernel<C, 20>, many_groups_kernel<C, 22>,
+         many_groups_kernel<C, 24>, many_groups_kernel<C, 26>, many_groups_kernel<C, 28>, many_groups_kernel<C, 30>}};
 };
 const many_kernels *many_32(int type);
 const many_kernels *many_k(int type);

@@ -1,4 +1,4 @@
-// wide_many_32.cu - products of 129 to 192 tokens on Hopper, of Q8_0 and Q4_0.
+// wide_many_32.cu - products of 129 to 240 tokens on Hopper, of Q8_0 and Q4_0.
 #include "formats.cuh"
 #include "wide_many.cuh"
 

@@ -1,4 +1,4 @@
-// wide_many_k.cu - products of 129 to 192 tokens on Hopper, of Q4_K, Q5_K and Q6_K.
+// wide_many_k.cu - products of 129 to 240 tokens on Hopper, of Q4_K, Q5_K and Q6_K.
 #include "formats.cuh"
 #include "wide_many.cuh"
 

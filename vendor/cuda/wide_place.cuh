@@ -1,4 +1,4 @@
-// wide_place.cuh - where values of tokens lie for products of 9 to 192 tokens (wide.cuh).
+// wide_place.cuh - where values of tokens lie for products of 9 to 256 tokens (wide.cuh).
 #ifndef TE_CUDA_WIDE_PLACE_CUH
 #define TE_CUDA_WIDE_PLACE_CUH
 

@@ -283,7 +283,7 @@ void get_info(pi_device *dev, pi_device_info *out) {
     out->used_bytes = c->used_bytes;
     out->n_parts = c->te->mark_parts(c->d);
     out->max_decode = TE_CUDA_MAX_TOK;
-    const bool has = c->te->half_form(c->d, TE_Q4_0, PI_WIDE, 256).matrices; /* this build, on this GPU */
+    const bool has = c->te->half_form(c->d, TE_F16, PI_WIDE, 256).matrices; /* this build, on this GPU */
     out->max_wide = has ? (int32_t)PI_WIDE : (int32_t)TE_CUDA_WIDE_TOK;
 }
 

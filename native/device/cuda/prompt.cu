@@ -56,25 +56,8 @@ size_t floats_of(int32_t n_tok, int32_t n) { return (size_t)n_tok * ((size_t)(n 
 
 } // namespace
 
-/* By neuron quantised rows are multiplied with up to PI_WIDE_DOWN tokens: more are two parts of an input that is one. */
-static void multiply_down(Cuda *c, const te_cuda_gemm *op) {
-    if (!op->transposed || !op->x.tiles || op->product[0].w.type == TE_F16 || op->n_tok <= PI_WIDE_DOWN)
-        return note(c, c->te->gemm(c->d, op));
-    const int32_t part = ((op->n_tok + 1) / 2 + 7) / 8 * 8;
-    for (int32_t t = 0; t < op->n_tok; t += part) {
-        te_cuda_gemm some = *op;
-        te_product *p = &some.product[0];
-        some.n_tok = op->n_tok - t < part ? op->n_tok - t : part;
-        some.x.v = (char *)op->x.v + 512 * (size_t)(t / 8); /* tiles of eight tokens and 32 columns */
-        some.x.scale += t;
-        p->y += p->ldy * (size_t)t;
-        if (p->add) p->add += p->ld_add * (size_t)t;
-        note(c, c->te->gemm(c->d, &some));
-    }
-}
-
 void run_last(Cuda *c) {
-    if (c->last.n_products && ready(c)) multiply_down(c, &c->last);
+    if (c->last.n_products && ready(c)) note(c, c->te->gemm(c->d, &c->last));
     c->last = {};
 }
 
@@ -97,7 +80,7 @@ bool settle_last(Cuda *c, const te_merge_args *a) {
  * (vendor/cuda/experts_wide.cuh); no tiles: they are too many. Of more than TE_CUDA_WIDE_TOK measured on Hopper alone. */
 static te_cuda_half experts_form(Cuda *c, int32_t type, int32_t n_tok, int32_t cols) {
     const int32_t widest = TE_CUDA_WIDE_TOK, few = n_tok < widest ? n_tok : widest;
-    if (n_tok > widest && (n_tok > PI_WIDE || !c->te->half_form(c->d, TE_Q4_0, n_tok, 256).matrices)) return {};
+    if (n_tok > widest && (n_tok > PI_WIDE_EXPERTS || !c->te->half_form(c->d, TE_Q4_0, n_tok, 256).matrices)) return {};
     te_cuda_half h = c->te->half_form(c->d, type, few, cols);
     if (n_tok > widest && h.tiles) h.tiles = (n_tok + 7) / 8;
     h.matrices = 0;
@@ -119,7 +102,7 @@ static te_cuda_half side_form(Cuda *c, const te_linear_args *a) {
     const te_norm &n = a->norm, &side = a->side.norm;
     const bool same = n.kind == side.kind && n.w == side.w && n.b == side.b && n.eps == side.eps;
     te_cuda_half h = {};
-    if (a->n_tok > PI_WIDE || !a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 ||
+    if (a->n_tok > PI_WIDE_EXPERTS || !a->side.keep || a->side.publish || a->side_type < 0 || a->cols % 4 ||
         a->cols > TE_CUDA_ROW || side.kind != TE_RMS_NORM || side.b || (a->n_products && !same))
         return h;
     if (a->n_products && !is_router(c, a) && !c->te->half_form(c->d, a->product[0].w.type, a->n_tok, a->cols).tiles)
@@ -295,9 +278,8 @@ te_cuda_half hidden_form(Cuda *c, const te_ffn_args *a) {
     h.ld = (size_t)(n + 7) / 8 * 8;
     if (a->down_adapter.a.w) return h;
     if (!a->down.w) return c->te->half_form(c->d, a->down_out.type, n_tok, n);
-    const int32_t few = n_tok < PI_WIDE_DOWN ? n_tok : PI_WIDE_DOWN; /* multiply_down */
     const te_cuda_half form = c->te->half_form(c->d, TE_F16, n_tok, n);
-    return form.matrices && c->te->half_form(c->d, a->down.type, few, n).matrices ? form : h;
+    return form.matrices && c->te->half_form(c->d, a->down.type, n_tok, n).matrices ? form : h;
 }
 
 void ffn(Cuda *c, const te_ffn_args *a, const te_cuda_half &x) {
