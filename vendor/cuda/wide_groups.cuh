@@ -27,6 +27,11 @@ constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
 constexpr int GROUP_COLS = 32 * WIDE_UNITS;
 // In how many steps the tokens' values of such columns come: of more tokens there is no room for several stages else.
 __host__ __device__ constexpr int group_steps(int tiles) { return tiles > 11 ? 2 : 1; }
+// Whether lanes keep where they find rows in a stage: with some numbers of tiles the compiler's code is slower so.
+#ifndef KEEPS
+#define KEEPS tiles != 3 && tiles != 6
+#endif
+__host__ __device__ constexpr bool group_keeps(int tiles) { return KEEPS; }
 constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
 constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
 constexpr int GROUP_TOK = 128;         // tokens, at most
@@ -42,8 +47,16 @@ __host__ __device__ constexpr int group_room(int tiles) {
 //     place(i, k)                where its bytes of the k-th GROUP_COLS begin in it
 //     row_of(g)                  which of eight rows a lane has, so that lanes that read together want different banks
 //     take(r, s, n, at, k, c, q) what lane q of four holds (wide.cuh) of row `at` of n, of part c of the k-th GROUP_COLS
+//     places_of(o, n, at, q)     where that is in a stage, in so many `places`
+//     take_at(r, s, o, n, k, c, q) the same of a row whose places are known
 // Parts of 128 and 64 bytes lie as map_box arranges them: of eight rows pieces of sixteen bytes change places.
 template <class C> struct grouped;
+template <class F, class R>
+__device__ __forceinline__ void group_take(R &r, const uint8_t *s, int n, int at, int k, int c, int q) {
+    uint32_t o[F::places];
+    F::places_of(o, n, at, q);
+    F::take_at(r, s, o, n, k, c, q);
+}
 __device__ __forceinline__ int group_swizzled(int at, int piece) { return 128 * at + 16 * (piece ^ at % 8); }
 
 // Blocks of 32 columns: all of BYTES each, then all scales.
@@ -56,13 +69,21 @@ template <class C, int BYTES> struct grouped_32 : wide<C> {
         return i + 1 < parts ? 8 * BYTES * k + 128 * i : 16 * k;
     }
     static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
-    static __device__ __forceinline__ void take(typename wide<C>::row &r, const uint8_t *s, int n, int at, int, int c,
-                                                int q) {
+    static __device__ __forceinline__ void take(typename wide<C>::row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
+        group_take<grouped_32>(r, s, n, at, k, c, q);
+    }
+    static constexpr int places = 3;
+    static __device__ __forceinline__ void places_of(uint32_t (&o)[places], int n, int at, int q) {
+        o[0] = group_swizzled(at, q);
+        o[1] = group_swizzled(at, 4 + q);
+        o[2] = 128 * n * (parts - 1) + 16 * at + 2 * (q * 16 / BYTES);
+    }
+    static __device__ __forceinline__ void take_at(typename wide<C>::row &r, const uint8_t *s,
+                                                   const uint32_t (&o)[places], int n, int, int c, int) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int block = (8 * c + 4 * i + q) * 16 / BYTES;
-            r.q[i] = *(const uint4 *)(s + 128 * n * c + group_swizzled(at, 4 * i + q));
-            r.d[i] = *(const uint16_t *)(s + 128 * n * (parts - 1) + 16 * at + 2 * block);
+            r.q[i] = *(const uint4 *)(s + 128 * n * c + o[i]);
+            r.d[i] = *(const uint16_t *)(s + o[2] + (8 * c + 4 * i) * 32 / BYTES);
         }
     }
 };
@@ -77,15 +98,22 @@ template <bool FIVE> struct grouped<codec_k45<FIVE>> : wide<codec_k45<FIVE>> {
     static constexpr size_t length(int, size_t n) { return n / 256 * codec::bytes; }
     static __device__ __forceinline__ int place(int, int k) { return codec::bytes * k; }
     static __device__ __forceinline__ int row_of(int g) { return g; }
-    static __device__ __forceinline__ void take(typename wide<codec>::row &r, const uint8_t *s, int, int at, int, int,
-                                                int q) {
-        const uint8_t *b = s + codec::bytes * at;
-        r.head = *(const uint4 *)b;
+    static __device__ __forceinline__ void take(typename wide<codec>::row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
+        group_take<grouped>(r, s, n, at, k, c, q);
+    }
+    static constexpr int places = 2;
+    static __device__ __forceinline__ void places_of(uint32_t (&o)[places], int, int at, int q) {
+        o[0] = codec::bytes * at;
+        o[1] = o[0] + codec::q_at + 32 * q;
+    }
+    static __device__ __forceinline__ void take_at(typename wide<codec>::row &r, const uint8_t *s,
+                                                   const uint32_t (&o)[places], int, int, int, int q) {
+        r.head = *(const uint4 *)(s + o[0]);
         r.shift = 2 * q;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            r.q[i] = *(const uint4 *)(b + codec::q_at + 32 * q + 16 * i);
-            if (FIVE) r.high[FIVE ? i : 0] = *(const uint4 *)(b + codec::high_at + 16 * i);
+            r.q[i] = *(const uint4 *)(s + o[1] + 16 * i);
+            if (FIVE) r.high[FIVE ? i : 0] = *(const uint4 *)(s + o[0] + codec::high_at + 16 * i);
         }
     }
 };
@@ -102,11 +130,23 @@ template <> struct grouped<codec_q6_k> : wide<codec_q6_k> {
     static __device__ __forceinline__ int place(int i, int k) { return i < 3 ? width(i) * k : 16 * (k / 8); }
     static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
     static __device__ __forceinline__ void take(row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
-        r.a = *(const uint2 *)(s + group_swizzled(at, 4 * c + q / 2) + 8 * (q % 2));
-        r.b = *(const uint2 *)(s + group_swizzled(at, 4 * c + 2 + q / 2) + 8 * (q % 2));
-        r.high = *(const uint2 *)(s + 128 * n + 64 * at + 16 * ((2 * c + q / 2) ^ at / 2 % 4) + 8 * (q % 2));
-        r.scales = *(const uint2 *)(s + 192 * n + 16 * at + 8 * c);
-        r.d = *(const uint16_t *)(s + 208 * n + 16 * at + 2 * (k % 8));
+        group_take<grouped>(r, s, n, at, k, c, q);
+    }
+    static constexpr int places = 7;
+    static __device__ __forceinline__ void places_of(uint32_t (&o)[places], int n, int at, int q) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[i] = group_swizzled(at, 2 * i + q / 2) + 8 * (q % 2);
+#pragma unroll
+        for (int i = 0; i < 2; i++) o[4 + i] = 128 * n + 64 * at + 16 * ((2 * i + q / 2) ^ at / 2 % 4) + 8 * (q % 2);
+        o[6] = 192 * n + 16 * at;
+    }
+    static __device__ __forceinline__ void take_at(row &r, const uint8_t *s, const uint32_t (&o)[places], int n, int k,
+                                                   int c, int) {
+        r.a = *(const uint2 *)(s + o[2 * c]);
+        r.b = *(const uint2 *)(s + o[2 * c + 1]);
+        r.high = *(const uint2 *)(s + o[4 + c]);
+        r.scales = *(const uint2 *)(s + o[6] + 8 * c);
+        r.d = *(const uint16_t *)(s + o[6] + 16 * n + 2 * (k % 8));
     }
 };
 
@@ -135,6 +175,7 @@ struct group_sums {
     const float *scale; // of each token, shared
     // Of token t and rows `at` to at + 3, over all parts in order.
     __device__ __forceinline__ float4 at(int t, int at) const {
+        if (deep == 1 && splits == 1) return *(const float4 *)(part + t * ld + at);
         float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int k = 0; k < GROUP_DEEP; k++) {
@@ -166,49 +207,63 @@ struct group_divide {
 // What blocks write in the end; of `splits` each its share. A thread has some places at a time, whose loads come together: the
 // smallest blocks (four groups, two warps of each) then write what they have of up to 40 * PLACES tokens in one turn.
 __host__ __device__ constexpr int group_places(int tiles) { return tiles > 15 ? 4 : tiles > 10 ? 3 : 2; }
-template <int PLACES, int MOST>
+// What they are added to and biases of the first places are on their way while the block waits for others' sums: `meet` is that.
+template <int PLACES, int MOST, class F>
 __device__ __forceinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
-                                            int split) {
+                                            int split, F meet) {
     const int quads = 4 * count, from = quads * split / a.splits, n = quads * (split + 1) / a.splits - from,
               all = a.n_tok * n;
     const group_divide by(n);
     const wide_product &p = a.product[group_which(a, g0)]; // of all of them
-    for (int e = threadIdx.x; e < all; e += PLACES * blockDim.x) {
+    bool met = false;
+    for (int e = threadIdx.x; e < all || !met; e += PLACES * blockDim.x) {
         float f[PLACES][4], before[PLACES][4] = {}, bias[PLACES][4] = {};
-        float *y[PLACES];
-        int there[PLACES];
+        int t[PLACES], at[PLACES], there[PLACES];
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
-            const int i = min(e + j * (int)blockDim.x, all - 1), t = by.quotient(i), at = 4 * (from + i - t * n),
-                      r = 16 * (g0 - p.first) + at;
+            const int i = max(min(e + j * (int)blockDim.x, all - 1), 0);
+            t[j] = by.quotient(i);
+            at[j] = 4 * (from + i - t[j] * n);
+            const int r = 16 * (g0 - p.first) + at[j];
             there[j] = e + j * (int)blockDim.x < all ? min(p.rows - r, 4) : 0;
-            const float4 v = sums.at(t, at);
-            const float scale = sums.scale[t];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                if (p.bias && k < there[j]) bias[j][k] = __ldg(p.bias + r + k);
+                if (p.add && k < there[j]) before[j][k] = __ldcg(p.add + t[j] * p.ld_add + r + k);
+            }
+        }
+        if (!met) meet();
+        met = true;
+#pragma unroll
+        for (int j = 0; j < PLACES; j++) {
+            const float4 v = sums.at(t[j], at[j]);
+            const float scale = sums.scale[t[j]];
             f[j][0] = scale * v.x;
             f[j][1] = scale * v.y;
             f[j][2] = scale * v.z;
             f[j][3] = scale * v.w;
-            y[j] = p.y + t * p.ldy + r;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                if (p.bias && k < there[j]) bias[j][k] = __ldg(p.bias + r + k);
-                if (p.add && k < there[j]) before[j][k] = __ldcg(p.add + t * p.ld_add + r + k);
-            }
         }
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
+            float *const y = p.y + t[j] * p.ldy + 16 * (g0 - p.first) + at[j];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 f[j][k] += bias[j][k];
                 if (p.relu) f[j][k] = fmaxf(f[j][k], 0);
                 f[j][k] += before[j][k];
             }
-            if (there[j] == 4) *(float4 *)y[j] = make_float4(f[j][0], f[j][1], f[j][2], f[j][3]);
+            if (there[j] == 4) *(float4 *)y = make_float4(f[j][0], f[j][1], f[j][2], f[j][3]);
 #pragma unroll
             for (int k = 0; k < 3; k++)
-                if (there[j] < 4 && k < there[j]) y[j][k] = f[j][k];
+                if (there[j] < 4 && k < there[j]) y[k] = f[j][k];
         }
     }
+}
+
+template <int PLACES, int MOST>
+__device__ __forceinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
+                                            int split) {
+    group_write<PLACES>(a, sums, g0, count, split, [] {});
 }
 
 // Counts a block that is done, and, above GROUP_DONE (blocks, at most), one of those that are odd. What it wrote before is
@@ -246,28 +301,38 @@ __device__ __forceinline__ void group_activate(const group_args &a, const group_
         const float4 gate = sums.at(t, at), up = sums.at(t, at + 8);
         const float scale = sums.scale[t];
         const float g[4] = {scale * gate.x, scale * gate.y, scale * gate.z, scale * gate.w};
-        float u[4] = {up.x, up.y, up.z, up.w}, h[4], largest = 0;
+        float u[4] = {scale * up.x, scale * up.y, scale * up.z, scale * up.w}, h[4], largest = 0;
+        if (c.up_bias) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float bias = j + i < c.n && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
-            u[i] = fmaf(scale, u[i], bias);
+            for (int i = 0; i < 4; i++)
+                u[i] = fmaf(scale, i == 0 ? up.x : i == 1 ? up.y : i == 2 ? up.z : up.w, j + i < c.n ? __ldg(c.up_bias + j + i) : 0);
         }
         if (c.act == TE_SILU) { // most models': asked once, and not for each value what it is
 #pragma unroll
-            for (int i = 0; i < 4; i++) h[i] = gated_value(TE_SILU, activate(TE_SILU, 0, g[i]), u[i]);
+            for (int i = 0; i < 4; i++) {
+                float by;
+                asm("rcp.approx.f32 %0, %1;" : "=f"(by) : "f"(1 + expf(-g[i])));
+                h[i] = g[i] * by * u[i];
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), u[i]);
         }
+        if (j + 4 > c.n) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const bool there = j + i < c.n;
-            if (!there) h[i] = 0;
-            asked += there;
-            fired += h[i] != 0;
-            if (c.fired && h[i] != 0) atomicAdd(c.fired + j + i, 1u);
-            largest = fmaxf(largest, fabsf(h[i]));
+            for (int i = 0; i < 4; i++)
+                if (j + i >= c.n) h[i] = 0;
         }
+        if (c.counts || c.fired) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                asked += j + i < c.n;
+                fired += h[i] != 0;
+                if (c.fired && h[i] != 0) atomicAdd(c.fired + j + i, 1u);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(h[i]));
         *(float4 *)(values + t * c.ld_up + j) = make_float4(h[0], h[1], h[2], h[3]);
         wide_put(c.to, t, j, make_uint2(half2_of(h[0], h[1]), half2_of(h[2], h[3])));
         atomicMax(most + t, __float_as_uint(largest));
@@ -411,6 +476,15 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
         // Its first row, and from there to the eighth.
         const int row = (a.activates ? 8 : 16) * min(own, a.each - 1) + F::row_of(g),
                   further = a.activates ? 8 * a.each : 8;
+        // Known by exchange alone, so that the compiler does not work them out anew for each stage.
+        uint32_t places[2][F::places];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            F::places_of(places[i], n_rows, row + i * further, q);
+#pragma unroll
+            for (int j = 0; group_keeps(TILES) && j < F::places; j++)
+                places[i][j] = __shfl_sync(~0u, places[i][j], lane);
+        }
         // Of both there is a multiple of `deep`, of stages of STEPS as many.
         int slot = turn, parity = 0, stage = STEPS * turn, stage_parity = 0;
 #pragma unroll 1
@@ -423,7 +497,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
                 typename F::row r[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    F::take(r[i], rows + slot * slot_bytes, n_rows, row + i * further, c0 + k, c, q);
+                    F::take_at(r[i], rows + slot * slot_bytes, places[i], n_rows, c0 + k, c, q);
                 const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
 #pragma unroll
                 for (int i = 0; i < UNITS; i += 2) {

@@ -356,14 +356,16 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
                     }
         if (turn) __syncthreads();
     }
-    if (a.splits > 1) {
-        cluster_share();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
+    auto meet = [&] {
+        if (a.splits > 1) {
+            cluster_share();
+            cluster_wait();
+        } else {
+            __syncthreads();
+        }
+    };
     const int g0 = NEURON_OUTPUTS / 16 * block;
-    group_write<group_places(TILES)>(a, sums, g0, min(NEURON_OUTPUTS / 16, a.groups - g0), split);
+    group_write<group_places(TILES)>(a, sums, g0, min(NEURON_OUTPUTS / 16, a.groups - g0), split, meet);
     if (a.splits > 1) { // others read this block's sums
         cluster_leave();
         cluster_wait();
