@@ -17,6 +17,7 @@
 #include "wide_copies.cuh"
 #include "wide_multiply.cuh"
 #include "wide_place.cuh"
+#include "wide_rows.cuh"
 
 namespace te {
 
@@ -24,14 +25,11 @@ constexpr int GROUP_WARPS = 12, GROUP_THREADS = 32 * GROUP_WARPS;
 constexpr int GROUP_DEEP = 2;           // warps of a group of rows, at most
 constexpr int GROUP_STAGES = 16;        // of rows and of the tokens' values, at most
 constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
-constexpr int GROUP_COLS = 32 * WIDE_UNITS;
-// In how many steps the tokens' values of such columns come: of more tokens there is no room for several stages else.
+// In how many steps the tokens' values of GROUP_COLS columns come: of more tokens there is no room for several stages else.
 __host__ __device__ constexpr int group_steps(int tiles) { return tiles > 11 ? 2 : 1; }
-// Whether lanes keep where they find rows in a stage: with some numbers of tiles the compiler's code is slower so.
-#ifndef KEEPS
-#define KEEPS tiles != 3 && tiles != 6
-#endif
-__host__ __device__ constexpr bool group_keeps(int tiles) { return KEEPS; }
+// Whether lanes keep where they find rows in a stage, instead of working it out for each: with some numbers of tiles what the
+// compiler then makes of a stage is slower.
+__host__ __device__ constexpr bool group_keeps(int tiles) { return tiles != 3 && tiles != 6; }
 constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
 constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
 constexpr int GROUP_TOK = 128;         // tokens, at most
@@ -40,115 +38,6 @@ constexpr int GROUP_KERNELS = GROUP_TOK / 8 - 1; // of 2, 3, ... tiles of eight 
 __host__ __device__ constexpr int group_room(int tiles) {
     return 8 * tiles <= TE_CUDA_WIDE_TOK ? (int)TE_CUDA_WIDE_TOK : GROUP_TOK;
 }
-
-// How a format's rows pass through shared memory, GROUP_COLS columns of a stage at a time: in `parts`, each an array in a
-// row, of which a stage has `width` bytes. A part's bytes of all of a block's rows are together.
-//     at(i, n), length(i, n)     where part i of a row of n columns begins, and its bytes
-//     place(i, k)                where its bytes of the k-th GROUP_COLS begin in it
-//     row_of(g)                  which of eight rows a lane has, so that lanes that read together want different banks
-//     take(r, s, n, at, k, c, q) what lane q of four holds (wide.cuh) of row `at` of n, of part c of the k-th GROUP_COLS
-//     places_of(o, n, at, q)     where that is in a stage, in so many `places`
-//     take_at(r, s, o, n, k, c, q) the same of a row whose places are known
-// Parts of 128 and 64 bytes lie as map_box arranges them: of eight rows pieces of sixteen bytes change places.
-template <class C> struct grouped;
-template <class F, class R>
-__device__ __forceinline__ void group_take(R &r, const uint8_t *s, int n, int at, int k, int c, int q) {
-    uint32_t o[F::places];
-    F::places_of(o, n, at, q);
-    F::take_at(r, s, o, n, k, c, q);
-}
-__device__ __forceinline__ int group_swizzled(int at, int piece) { return 128 * at + 16 * (piece ^ at % 8); }
-
-// Blocks of 32 columns: all of BYTES each, then all scales.
-template <class C, int BYTES> struct grouped_32 : wide<C> {
-    static constexpr int parts = BYTES / 16 + 1, row_bytes = 8 * BYTES + 16;
-    static __host__ __device__ constexpr int width(int i) { return i + 1 < parts ? 128 : 16; }
-    static constexpr size_t at(int i, size_t n) { return i + 1 < parts ? 0 : n / 32 * BYTES; }
-    static constexpr size_t length(int i, size_t n) { return n / 32 * (i + 1 < parts ? BYTES : 2); }
-    static __device__ __forceinline__ int place(int i, int k) {
-        return i + 1 < parts ? 8 * BYTES * k + 128 * i : 16 * k;
-    }
-    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
-    static __device__ __forceinline__ void take(typename wide<C>::row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
-        group_take<grouped_32>(r, s, n, at, k, c, q);
-    }
-    static constexpr int places = 3;
-    static __device__ __forceinline__ void places_of(uint32_t (&o)[places], int n, int at, int q) {
-        o[0] = group_swizzled(at, q);
-        o[1] = group_swizzled(at, 4 + q);
-        o[2] = 128 * n * (parts - 1) + 16 * at + 2 * (q * 16 / BYTES);
-    }
-    static __device__ __forceinline__ void take_at(typename wide<C>::row &r, const uint8_t *s,
-                                                   const uint32_t (&o)[places], int n, int, int c, int) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            r.q[i] = *(const uint4 *)(s + 128 * n * c + o[i]);
-            r.d[i] = *(const uint16_t *)(s + o[2] + (8 * c + 4 * i) * 32 / BYTES);
-        }
-    }
-};
-template <> struct grouped<codec_q8_0> : grouped_32<codec_q8_0, 32> {};
-template <> struct grouped<codec_q4_0> : grouped_32<codec_q4_0, 16> {};
-
-template <bool FIVE> struct grouped<codec_k45<FIVE>> : wide<codec_k45<FIVE>> {
-    typedef codec_k45<FIVE> codec;
-    static constexpr int parts = 1, row_bytes = codec::bytes;
-    static __host__ __device__ constexpr int width(int) { return codec::bytes; }
-    static constexpr size_t at(int, size_t) { return 0; }
-    static constexpr size_t length(int, size_t n) { return n / 256 * codec::bytes; }
-    static __device__ __forceinline__ int place(int, int k) { return codec::bytes * k; }
-    static __device__ __forceinline__ int row_of(int g) { return g; }
-    static __device__ __forceinline__ void take(typename wide<codec>::row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
-        group_take<grouped>(r, s, n, at, k, c, q);
-    }
-    static constexpr int places = 2;
-    static __device__ __forceinline__ void places_of(uint32_t (&o)[places], int, int at, int q) {
-        o[0] = codec::bytes * at;
-        o[1] = o[0] + codec::q_at + 32 * q;
-    }
-    static __device__ __forceinline__ void take_at(typename wide<codec>::row &r, const uint8_t *s,
-                                                   const uint32_t (&o)[places], int, int, int, int q) {
-        r.head = *(const uint4 *)(s + o[0]);
-        r.shift = 2 * q;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            r.q[i] = *(const uint4 *)(s + o[1] + 16 * i);
-            if (FIVE) r.high[FIVE ? i : 0] = *(const uint4 *)(s + o[0] + codec::high_at + 16 * i);
-        }
-    }
-};
-
-// Of d there are two bytes; a copy has at least sixteen.
-template <> struct grouped<codec_q6_k> : wide<codec_q6_k> {
-    typedef codec_q6_k codec;
-    static constexpr int parts = 4, row_bytes = 128 + 64 + 16 + 16;
-    static __host__ __device__ constexpr int width(int i) { return i == 0 ? 128 : i == 1 ? 64 : 16; }
-    static constexpr size_t at(int i, size_t n) {
-        return n / 256 * (i == 0 ? 0 : i == 1 ? codec::high_at : i == 2 ? codec::scales_at : codec::d_at);
-    }
-    static constexpr size_t length(int i, size_t n) { return n / 256 * (i < 3 ? (size_t)width(i) : 2); }
-    static __device__ __forceinline__ int place(int i, int k) { return i < 3 ? width(i) * k : 16 * (k / 8); }
-    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
-    static __device__ __forceinline__ void take(row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
-        group_take<grouped>(r, s, n, at, k, c, q);
-    }
-    static constexpr int places = 7;
-    static __device__ __forceinline__ void places_of(uint32_t (&o)[places], int n, int at, int q) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) o[i] = group_swizzled(at, 2 * i + q / 2) + 8 * (q % 2);
-#pragma unroll
-        for (int i = 0; i < 2; i++) o[4 + i] = 128 * n + 64 * at + 16 * ((2 * i + q / 2) ^ at / 2 % 4) + 8 * (q % 2);
-        o[6] = 192 * n + 16 * at;
-    }
-    static __device__ __forceinline__ void take_at(row &r, const uint8_t *s, const uint32_t (&o)[places], int n, int k,
-                                                   int c, int) {
-        r.a = *(const uint2 *)(s + o[2 * c]);
-        r.b = *(const uint2 *)(s + o[2 * c + 1]);
-        r.high = *(const uint2 *)(s + o[4 + c]);
-        r.scales = *(const uint2 *)(s + o[6] + 8 * c);
-        r.d = *(const uint16_t *)(s + o[6] + 16 * n + 2 * (k % 8));
-    }
-};
 
 struct group_args {
     const uint4 *x;
@@ -203,6 +92,13 @@ struct group_divide {
     __device__ __forceinline__ explicit group_divide(int of) : by(1.0f / (float)of), n(of) {}
     __device__ __forceinline__ int quotient(int e) const { return (int)(((float)e + 0.5f) * by); }
 };
+
+// 1 / x, rounded to within two last places; a division has four times as many instructions.
+__device__ __forceinline__ float group_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // What blocks write in the end; of `splits` each its share. A thread has some places at a time, whose loads come together: the
 // smallest blocks (four groups, two warps of each) then write what they have of up to 40 * PLACES tokens in one turn.
@@ -301,19 +197,16 @@ __device__ __forceinline__ void group_activate(const group_args &a, const group_
         const float4 gate = sums.at(t, at), up = sums.at(t, at + 8);
         const float scale = sums.scale[t];
         const float g[4] = {scale * gate.x, scale * gate.y, scale * gate.z, scale * gate.w};
+        // What few models have is asked for once for all values: these were 380 instructions, of which most did nothing.
         float u[4] = {scale * up.x, scale * up.y, scale * up.z, scale * up.w}, h[4], largest = 0;
         if (c.up_bias) {
+            const float v[4] = {up.x, up.y, up.z, up.w};
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                u[i] = fmaf(scale, i == 0 ? up.x : i == 1 ? up.y : i == 2 ? up.z : up.w, j + i < c.n ? __ldg(c.up_bias + j + i) : 0);
+            for (int i = 0; i < 4; i++) u[i] = fmaf(scale, v[i], j + i < c.n ? __ldg(c.up_bias + j + i) : 0);
         }
         if (c.act == TE_SILU) { // most models': asked once, and not for each value what it is
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float by;
-                asm("rcp.approx.f32 %0, %1;" : "=f"(by) : "f"(1 + expf(-g[i])));
-                h[i] = g[i] * by * u[i];
-            }
+            for (int i = 0; i < 4; i++) h[i] = g[i] * group_reciprocal(1 + expf(-g[i])) * u[i];
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), u[i]);
@@ -496,8 +389,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
             for (int c = 0; c < WIDE_UNITS / UNITS; c++) {
                 typename F::row r[2];
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-                    F::take_at(r[i], rows + slot * slot_bytes, places[i], n_rows, c0 + k, c, q);
+                for (int i = 0; i < 2; i++) F::take_at(r[i], rows + slot * slot_bytes, places[i], n_rows, c0 + k, c, q);
                 const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
 #pragma unroll
                 for (int i = 0; i < UNITS; i += 2) {
