@@ -27,9 +27,10 @@ constexpr int GROUP_STAGES = 16;        // of rows and of the tokens' values, at
 constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
 // In how many steps the tokens' values of GROUP_COLS columns come: of more tokens there is no room for several stages else.
 __host__ __device__ constexpr int group_steps(int tiles) { return tiles > 11 ? 2 : 1; }
-// Whether lanes keep where they find rows in a stage, instead of working it out for each: with some numbers of tiles what the
-// compiler then makes of a stage is slower.
-__host__ __device__ constexpr bool group_keeps(int tiles) { return tiles != 3 && tiles != 6; }
+// Where lanes keep where they find rows in a stage, instead of working it out for each, and blocks ask early for what they add
+// to: with 49 to 64 tokens a layer's products so take 71.1 and 74.8 us, 71.8 and 75.6 without. With fewer they take up to 1.2 us
+// more, by what the compiler makes of a stage.
+__host__ __device__ constexpr bool group_keeps(int tiles) { return tiles == 7 || tiles == 8; }
 constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
 constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
 constexpr int GROUP_TOK = 128;         // tokens, at most
@@ -103,22 +104,34 @@ __device__ __forceinline__ float group_reciprocal(float x) {
 // What blocks write in the end; of `splits` each its share. A thread has some places at a time, whose loads come together: the
 // smallest blocks (four groups, two warps of each) then write what they have of up to 40 * PLACES tokens in one turn.
 __host__ __device__ constexpr int group_places(int tiles) { return tiles > 15 ? 4 : tiles > 10 ? 3 : 2; }
-// What they are added to and biases of the first places are on their way while the block waits for others' sums: `meet` is that.
-template <int PLACES, int MOST, class F>
+// EARLY: what they are added to and biases of the first places are on their way while the block waits for others' sums, which
+// is `meet`; else the block has met before.
+template <int PLACES, bool EARLY = false, int MOST, class F = int>
 __device__ __forceinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
-                                            int split, F meet) {
+                                            int split, F meet = 0) {
     const int quads = 4 * count, from = quads * split / a.splits, n = quads * (split + 1) / a.splits - from,
               all = a.n_tok * n;
-    if (all == 0) { // nothing of the last cluster's second block, or of one of many parts
-        meet();
-        return;
+    if constexpr (EARLY) {
+        if (all == 0) {
+            meet();
+            return;
+        }
     }
     const group_divide by(n);
     const wide_product &p = a.product[group_which(a, g0)]; // of all of them
-    bool met = false;
+    bool met = !EARLY;
     for (int e = threadIdx.x; e < all || !met; e += PLACES * blockDim.x) {
         float f[PLACES][4], before[PLACES][4] = {}, bias[PLACES][4] = {};
-        int t[PLACES], at[PLACES], there[PLACES];
+        float *y[PLACES];
+        int there[PLACES], t[PLACES], at[PLACES];
+        auto take = [&](int j) {
+            const float4 v = sums.at(t[j], at[j]);
+            const float scale = sums.scale[t[j]];
+            f[j][0] = scale * v.x;
+            f[j][1] = scale * v.y;
+            f[j][2] = scale * v.z;
+            f[j][3] = scale * v.w;
+        };
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
             const int i = min(e + j * (int)blockDim.x, all - 1);
@@ -126,44 +139,34 @@ __device__ __forceinline__ void group_write(const group_args &a, const group_sum
             at[j] = 4 * (from + i - t[j] * n);
             const int r = 16 * (g0 - p.first) + at[j];
             there[j] = e + j * (int)blockDim.x < all ? min(p.rows - r, 4) : 0;
+            if (!EARLY) take(j);
+            y[j] = p.y + t[j] * p.ldy + r;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 if (p.bias && k < there[j]) bias[j][k] = __ldg(p.bias + r + k);
                 if (p.add && k < there[j]) before[j][k] = __ldcg(p.add + t[j] * p.ld_add + r + k);
             }
         }
-        if (!met) meet();
-        met = true;
+        if constexpr (EARLY) {
+            if (!met) meet();
+            met = true;
 #pragma unroll
-        for (int j = 0; j < PLACES; j++) {
-            const float4 v = sums.at(t[j], at[j]);
-            const float scale = sums.scale[t[j]];
-            f[j][0] = scale * v.x;
-            f[j][1] = scale * v.y;
-            f[j][2] = scale * v.z;
-            f[j][3] = scale * v.w;
+            for (int j = 0; j < PLACES; j++) take(j);
         }
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
-            float *const y = p.y + t[j] * p.ldy + 16 * (g0 - p.first) + at[j];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 f[j][k] += bias[j][k];
                 if (p.relu) f[j][k] = fmaxf(f[j][k], 0);
                 f[j][k] += before[j][k];
             }
-            if (there[j] == 4) *(float4 *)y = make_float4(f[j][0], f[j][1], f[j][2], f[j][3]);
+            if (there[j] == 4) *(float4 *)y[j] = make_float4(f[j][0], f[j][1], f[j][2], f[j][3]);
 #pragma unroll
             for (int k = 0; k < 3; k++)
-                if (there[j] < 4 && k < there[j]) y[k] = f[j][k];
+                if (there[j] < 4 && k < there[j]) y[j][k] = f[j][k];
         }
     }
-}
-
-template <int PLACES, int MOST>
-__device__ __forceinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
-                                            int split) {
-    group_write<PLACES>(a, sums, g0, count, split, [] {});
 }
 
 // Counts a block that is done, and, above GROUP_DONE (blocks, at most), one of those that are odd. What it wrote before is
@@ -439,16 +442,23 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
                 part[(turn * sums.rows + 8 * t + 2 * q + i % 2) * sums.ld + 16 * own + F::row_of(g) + i / 2 * 8] =
                     sum[t][i];
     }
-    if (a.splits > 1) {
-        cluster_share();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
-    if (a.activates)
+    auto meet = [&] {
+        if (a.splits > 1) {
+            cluster_share();
+            cluster_wait();
+        } else {
+            __syncthreads();
+        }
+    };
+    if (a.activates) {
+        meet();
         group_activate<group_room(TILES)>(a, sums, g0, count, split);
-    else
+    } else if constexpr (group_keeps(TILES)) {
+        group_write<group_places(TILES), true>(a, sums, g0, count, split, meet);
+    } else {
+        meet();
         group_write<group_places(TILES)>(a, sums, g0, count, split);
+    }
     if (a.splits > 1) { // others read this block's sums
         cluster_leave();
         cluster_wait();
