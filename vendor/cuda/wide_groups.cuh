@@ -124,13 +124,13 @@ __device__ __forceinline__ void group_write(const group_args &a, const group_sum
         float f[PLACES][4], before[PLACES][4] = {}, bias[PLACES][4] = {};
         float *y[PLACES];
         int there[PLACES], t[PLACES], at[PLACES];
-        auto take = [&](int j) {
-            const float4 v = sums.at(t[j], at[j]);
-            const float scale = sums.scale[t[j]];
-            f[j][0] = scale * v.x;
-            f[j][1] = scale * v.y;
-            f[j][2] = scale * v.z;
-            f[j][3] = scale * v.w;
+        auto take = [&](float (&to)[4], int token, int row) {
+            const float4 v = sums.at(token, row);
+            const float scale = sums.scale[token];
+            to[0] = scale * v.x;
+            to[1] = scale * v.y;
+            to[2] = scale * v.z;
+            to[3] = scale * v.w;
         };
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void group_write(const group_args &a, const group_sum
             at[j] = 4 * (from + i - t[j] * n);
             const int r = 16 * (g0 - p.first) + at[j];
             there[j] = e + j * (int)blockDim.x < all ? min(p.rows - r, 4) : 0;
-            if (!EARLY) take(j);
+            if (!EARLY) take(f[j], t[j], at[j]);
             y[j] = p.y + t[j] * p.ldy + r;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void group_write(const group_args &a, const group_sum
             if (!met) meet();
             met = true;
 #pragma unroll
-            for (int j = 0; j < PLACES; j++) take(j);
+            for (int j = 0; j < PLACES; j++) take(f[j], t[j], at[j]);
         }
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
