@@ -23,8 +23,8 @@ constexpr int NEURON_OUTPUTS = 256, NEURON_ROWS = 128; // of a block, of a stage
 constexpr int NEURON_TEAMS = 2, NEURON_WARPS = 8 * NEURON_TEAMS, NEURON_THREADS = 32 * NEURON_WARPS;
 constexpr int NEURON_LD = NEURON_OUTPUTS + 4; // floats from one token's sums to the next
 constexpr int NEURON_SPLITS = 8, NEURON_BOXES = 4;
-constexpr int NEURON_EARLY =
-    5; // with more tiles what results are added to is asked for before other blocks' sums are there
+// With more tiles what results are added to is asked for before other blocks' sums are there: with 57 tokens 0.8 us less.
+constexpr int NEURON_EARLY = 5;
 constexpr int NEURON_TOK = 144, NEURON_KERNELS = NEURON_TOK / 8 - 1; // of 2, 3, ... tiles of eight tokens
 
 // A plane of a row of n weights: of each block of weights `bytes`, from at * blocks on. A stage has `width` bytes of each row,
