@@ -23,8 +23,6 @@ constexpr int NEURON_OUTPUTS = 256, NEURON_ROWS = 128; // of a block, of a stage
 constexpr int NEURON_TEAMS = 2, NEURON_WARPS = 8 * NEURON_TEAMS, NEURON_THREADS = 32 * NEURON_WARPS;
 constexpr int NEURON_LD = NEURON_OUTPUTS + 4; // floats from one token's sums to the next
 constexpr int NEURON_SPLITS = 8, NEURON_BOXES = 4;
-// With more tiles what results are added to is asked for before other blocks' sums are there: with 57 tokens 0.8 us less.
-constexpr int NEURON_EARLY = 5;
 constexpr int NEURON_TOK = 144, NEURON_KERNELS = NEURON_TOK / 8 - 1; // of 2, 3, ... tiles of eight tokens
 
 // A plane of a row of n weights: of each block of weights `bytes`, from at * blocks on. A stage has `width` bytes of each row,
@@ -358,22 +356,14 @@ __global__ void __launch_bounds__(NEURON_THREADS, 1) neuron_kernel(const __grid_
                     }
         if (turn) __syncthreads();
     }
-    auto meet = [&] {
-        if (a.splits > 1) {
-            cluster_share();
-            cluster_wait();
-        } else {
-            __syncthreads();
-        }
-    };
-    const int g0 = NEURON_OUTPUTS / 16 * block;
-    const int count = min(NEURON_OUTPUTS / 16, a.groups - g0);
-    if constexpr (NEURON_EARLY < TILES) {
-        group_write<group_places(TILES), true>(a, sums, g0, count, split, meet);
+    if (a.splits > 1) {
+        cluster_share();
+        cluster_wait();
     } else {
-        meet();
-        group_write<group_places(TILES)>(a, sums, g0, count, split);
+        __syncthreads();
     }
+    const int g0 = NEURON_OUTPUTS / 16 * block;
+    group_write<group_places(TILES)>(a, sums, g0, min(NEURON_OUTPUTS / 16, a.groups - g0), split);
     if (a.splits > 1) { // others read this block's sums
         cluster_leave();
         cluster_wait();
