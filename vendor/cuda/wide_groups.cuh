@@ -17,6 +17,7 @@
 #include "wide_copies.cuh"
 #include "wide_multiply.cuh"
 #include "wide_place.cuh"
+#include "wide_rows.cuh"
 
 namespace te {
 
@@ -24,9 +25,12 @@ constexpr int GROUP_WARPS = 12, GROUP_THREADS = 32 * GROUP_WARPS;
 constexpr int GROUP_DEEP = 2;           // warps of a group of rows, at most
 constexpr int GROUP_STAGES = 16;        // of rows and of the tokens' values, at most
 constexpr int GROUP_AHEAD = 112 * 1024; // bytes of rows on their way, about
-constexpr int GROUP_COLS = 32 * WIDE_UNITS;
-// In how many steps the tokens' values of such columns come: of more tokens there is no room for several stages else.
+// In how many steps the tokens' values of GROUP_COLS columns come: of more tokens there is no room for several stages else.
 __host__ __device__ constexpr int group_steps(int tiles) { return tiles > 11 ? 2 : 1; }
+// Where lanes keep where they find rows in a stage, instead of working it out for each, and blocks ask early for what they add
+// to: with 49 to 64 tokens a layer's products so take 71.1 and 74.8 us, 71.8 and 75.6 without. With fewer they take up to 1.2 us
+// more, by what the compiler makes of a stage.
+__host__ __device__ constexpr bool group_keeps(int tiles) { return tiles == 7 || tiles == 8; }
 constexpr int GROUP_HEAD = 1024;       // stages begin at multiples of this; as much is in front of them, for barriers
 constexpr int GROUP_ROOM = 225 * 1024; // of a block of Hopper, which has 2 KB more for what kernels declare
 constexpr int GROUP_TOK = 128;         // tokens, at most
@@ -35,80 +39,6 @@ constexpr int GROUP_KERNELS = GROUP_TOK / 8 - 1; // of 2, 3, ... tiles of eight 
 __host__ __device__ constexpr int group_room(int tiles) {
     return 8 * tiles <= TE_CUDA_WIDE_TOK ? (int)TE_CUDA_WIDE_TOK : GROUP_TOK;
 }
-
-// How a format's rows pass through shared memory, GROUP_COLS columns of a stage at a time: in `parts`, each an array in a
-// row, of which a stage has `width` bytes. A part's bytes of all of a block's rows are together.
-//     at(i, n), length(i, n)     where part i of a row of n columns begins, and its bytes
-//     place(i, k)                where its bytes of the k-th GROUP_COLS begin in it
-//     row_of(g)                  which of eight rows a lane has, so that lanes that read together want different banks
-//     take(r, s, n, at, k, c, q) what lane q of four holds (wide.cuh) of row `at` of n, of part c of the k-th GROUP_COLS
-// Parts of 128 and 64 bytes lie as map_box arranges them: of eight rows pieces of sixteen bytes change places.
-template <class C> struct grouped;
-__device__ __forceinline__ int group_swizzled(int at, int piece) { return 128 * at + 16 * (piece ^ at % 8); }
-
-// Blocks of 32 columns: all of BYTES each, then all scales.
-template <class C, int BYTES> struct grouped_32 : wide<C> {
-    static constexpr int parts = BYTES / 16 + 1, row_bytes = 8 * BYTES + 16;
-    static __host__ __device__ constexpr int width(int i) { return i + 1 < parts ? 128 : 16; }
-    static constexpr size_t at(int i, size_t n) { return i + 1 < parts ? 0 : n / 32 * BYTES; }
-    static constexpr size_t length(int i, size_t n) { return n / 32 * (i + 1 < parts ? BYTES : 2); }
-    static __device__ __forceinline__ int place(int i, int k) {
-        return i + 1 < parts ? 8 * BYTES * k + 128 * i : 16 * k;
-    }
-    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
-    static __device__ __forceinline__ void take(typename wide<C>::row &r, const uint8_t *s, int n, int at, int, int c,
-                                                int q) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int block = (8 * c + 4 * i + q) * 16 / BYTES;
-            r.q[i] = *(const uint4 *)(s + 128 * n * c + group_swizzled(at, 4 * i + q));
-            r.d[i] = *(const uint16_t *)(s + 128 * n * (parts - 1) + 16 * at + 2 * block);
-        }
-    }
-};
-template <> struct grouped<codec_q8_0> : grouped_32<codec_q8_0, 32> {};
-template <> struct grouped<codec_q4_0> : grouped_32<codec_q4_0, 16> {};
-
-template <bool FIVE> struct grouped<codec_k45<FIVE>> : wide<codec_k45<FIVE>> {
-    typedef codec_k45<FIVE> codec;
-    static constexpr int parts = 1, row_bytes = codec::bytes;
-    static __host__ __device__ constexpr int width(int) { return codec::bytes; }
-    static constexpr size_t at(int, size_t) { return 0; }
-    static constexpr size_t length(int, size_t n) { return n / 256 * codec::bytes; }
-    static __device__ __forceinline__ int place(int, int k) { return codec::bytes * k; }
-    static __device__ __forceinline__ int row_of(int g) { return g; }
-    static __device__ __forceinline__ void take(typename wide<codec>::row &r, const uint8_t *s, int, int at, int, int,
-                                                int q) {
-        const uint8_t *b = s + codec::bytes * at;
-        r.head = *(const uint4 *)b;
-        r.shift = 2 * q;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            r.q[i] = *(const uint4 *)(b + codec::q_at + 32 * q + 16 * i);
-            if (FIVE) r.high[FIVE ? i : 0] = *(const uint4 *)(b + codec::high_at + 16 * i);
-        }
-    }
-};
-
-// Of d there are two bytes; a copy has at least sixteen.
-template <> struct grouped<codec_q6_k> : wide<codec_q6_k> {
-    typedef codec_q6_k codec;
-    static constexpr int parts = 4, row_bytes = 128 + 64 + 16 + 16;
-    static __host__ __device__ constexpr int width(int i) { return i == 0 ? 128 : i == 1 ? 64 : 16; }
-    static constexpr size_t at(int i, size_t n) {
-        return n / 256 * (i == 0 ? 0 : i == 1 ? codec::high_at : i == 2 ? codec::scales_at : codec::d_at);
-    }
-    static constexpr size_t length(int i, size_t n) { return n / 256 * (i < 3 ? (size_t)width(i) : 2); }
-    static __device__ __forceinline__ int place(int i, int k) { return i < 3 ? width(i) * k : 16 * (k / 8); }
-    static __device__ __forceinline__ int row_of(int g) { return g / 2 + g % 2 * 4; }
-    static __device__ __forceinline__ void take(row &r, const uint8_t *s, int n, int at, int k, int c, int q) {
-        r.a = *(const uint2 *)(s + group_swizzled(at, 4 * c + q / 2) + 8 * (q % 2));
-        r.b = *(const uint2 *)(s + group_swizzled(at, 4 * c + 2 + q / 2) + 8 * (q % 2));
-        r.high = *(const uint2 *)(s + 128 * n + 64 * at + 16 * ((2 * c + q / 2) ^ at / 2 % 4) + 8 * (q % 2));
-        r.scales = *(const uint2 *)(s + 192 * n + 16 * at + 8 * c);
-        r.d = *(const uint16_t *)(s + 208 * n + 16 * at + 2 * (k % 8));
-    }
-};
 
 struct group_args {
     const uint4 *x;
@@ -135,6 +65,7 @@ struct group_sums {
     const float *scale; // of each token, shared
     // Of token t and rows `at` to at + 3, over all parts in order.
     __device__ __forceinline__ float4 at(int t, int at) const {
+        if (deep == 1 && splits == 1) return *(const float4 *)(part + t * ld + at);
         float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int k = 0; k < GROUP_DEEP; k++) {
@@ -163,37 +94,64 @@ struct group_divide {
     __device__ __forceinline__ int quotient(int e) const { return (int)(((float)e + 0.5f) * by); }
 };
 
+// 1 / x, to a last place of a float (2^-23), of which F16 keeps 2^-11; a division has some ten instructions more.
+__device__ __forceinline__ float group_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // What blocks write in the end; of `splits` each its share. A thread has some places at a time, whose loads come together: the
 // smallest blocks (four groups, two warps of each) then write what they have of up to 40 * PLACES tokens in one turn.
 __host__ __device__ constexpr int group_places(int tiles) { return tiles > 15 ? 4 : tiles > 10 ? 3 : 2; }
-template <int PLACES, int MOST>
+// EARLY: what they are added to and biases of the first places are on their way while the block waits for others' sums, which
+// is `meet`; else the block has met before.
+template <int PLACES, bool EARLY = false, int MOST, class F = int>
 __device__ __forceinline__ void group_write(const group_args &a, const group_sums<MOST> &sums, int g0, int count,
-                                            int split) {
+                                            int split, F meet = 0) {
     const int quads = 4 * count, from = quads * split / a.splits, n = quads * (split + 1) / a.splits - from,
               all = a.n_tok * n;
+    if constexpr (EARLY) {
+        if (all == 0) {
+            meet();
+            return;
+        }
+    }
     const group_divide by(n);
     const wide_product &p = a.product[group_which(a, g0)]; // of all of them
-    for (int e = threadIdx.x; e < all; e += PLACES * blockDim.x) {
+    bool met = !EARLY;
+    for (int e = threadIdx.x; e < all || !met; e += PLACES * blockDim.x) {
         float f[PLACES][4], before[PLACES][4] = {}, bias[PLACES][4] = {};
         float *y[PLACES];
-        int there[PLACES];
+        int there[PLACES], t[PLACES], at[PLACES];
+        auto take = [&](float (&to)[4], int token, int row) {
+            const float4 v = sums.at(token, row);
+            const float scale = sums.scale[token];
+            to[0] = scale * v.x;
+            to[1] = scale * v.y;
+            to[2] = scale * v.z;
+            to[3] = scale * v.w;
+        };
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
-            const int i = min(e + j * (int)blockDim.x, all - 1), t = by.quotient(i), at = 4 * (from + i - t * n),
-                      r = 16 * (g0 - p.first) + at;
+            const int i = min(e + j * (int)blockDim.x, all - 1);
+            t[j] = by.quotient(i);
+            at[j] = 4 * (from + i - t[j] * n);
+            const int r = 16 * (g0 - p.first) + at[j];
             there[j] = e + j * (int)blockDim.x < all ? min(p.rows - r, 4) : 0;
-            const float4 v = sums.at(t, at);
-            const float scale = sums.scale[t];
-            f[j][0] = scale * v.x;
-            f[j][1] = scale * v.y;
-            f[j][2] = scale * v.z;
-            f[j][3] = scale * v.w;
-            y[j] = p.y + t * p.ldy + r;
+            if (!EARLY) take(f[j], t[j], at[j]);
+            y[j] = p.y + t[j] * p.ldy + r;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 if (p.bias && k < there[j]) bias[j][k] = __ldg(p.bias + r + k);
-                if (p.add && k < there[j]) before[j][k] = __ldcg(p.add + t * p.ld_add + r + k);
+                if (p.add && k < there[j]) before[j][k] = __ldcg(p.add + t[j] * p.ld_add + r + k);
             }
+        }
+        if constexpr (EARLY) {
+            if (!met) meet();
+            met = true;
+#pragma unroll
+            for (int j = 0; j < PLACES; j++) take(f[j], t[j], at[j]);
         }
 #pragma unroll
         for (int j = 0; j < PLACES; j++) {
@@ -246,28 +204,35 @@ __device__ __forceinline__ void group_activate(const group_args &a, const group_
         const float4 gate = sums.at(t, at), up = sums.at(t, at + 8);
         const float scale = sums.scale[t];
         const float g[4] = {scale * gate.x, scale * gate.y, scale * gate.z, scale * gate.w};
-        float u[4] = {up.x, up.y, up.z, up.w}, h[4], largest = 0;
+        // What few models have is asked for once for all values: these were 380 instructions, of which most did nothing.
+        float u[4] = {scale * up.x, scale * up.y, scale * up.z, scale * up.w}, h[4], largest = 0;
+        if (c.up_bias) {
+            const float v[4] = {up.x, up.y, up.z, up.w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float bias = j + i < c.n && c.up_bias ? __ldg(c.up_bias + j + i) : 0;
-            u[i] = fmaf(scale, u[i], bias);
+            for (int i = 0; i < 4; i++) u[i] = fmaf(scale, v[i], j + i < c.n ? __ldg(c.up_bias + j + i) : 0);
         }
         if (c.act == TE_SILU) { // most models': asked once, and not for each value what it is
 #pragma unroll
-            for (int i = 0; i < 4; i++) h[i] = gated_value(TE_SILU, activate(TE_SILU, 0, g[i]), u[i]);
+            for (int i = 0; i < 4; i++) h[i] = g[i] * group_reciprocal(1 + expf(-g[i])) * u[i];
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) h[i] = gated_value(c.act, activate(c.act, c.threshold, g[i]), u[i]);
         }
+        if (j + 4 > c.n) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const bool there = j + i < c.n;
-            if (!there) h[i] = 0;
-            asked += there;
-            fired += h[i] != 0;
-            if (c.fired && h[i] != 0) atomicAdd(c.fired + j + i, 1u);
-            largest = fmaxf(largest, fabsf(h[i]));
+            for (int i = 0; i < 4; i++)
+                if (j + i >= c.n) h[i] = 0;
         }
+        if (c.counts || c.fired) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                asked += j + i < c.n;
+                fired += h[i] != 0;
+                if (c.fired && h[i] != 0) atomicAdd(c.fired + j + i, 1u);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(h[i]));
         *(float4 *)(values + t * c.ld_up + j) = make_float4(h[0], h[1], h[2], h[3]);
         wide_put(c.to, t, j, make_uint2(half2_of(h[0], h[1]), half2_of(h[2], h[3])));
         atomicMax(most + t, __float_as_uint(largest));
@@ -411,6 +376,16 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
         // Its first row, and from there to the eighth.
         const int row = (a.activates ? 8 : 16) * min(own, a.each - 1) + F::row_of(g),
                   further = a.activates ? 8 * a.each : 8;
+        // Known by exchange alone, so that the compiler does not work them out anew for each stage: that was 35 of its 390
+        // instructions.
+        uint32_t places[2][F::places];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            F::places_of(places[i], n_rows, row + i * further, q);
+#pragma unroll
+            for (int j = 0; group_keeps(TILES) && j < F::places; j++)
+                places[i][j] = __shfl_sync(~0u, places[i][j], lane);
+        }
         // Of both there is a multiple of `deep`, of stages of STEPS as many.
         int slot = turn, parity = 0, stage = STEPS * turn, stage_parity = 0;
 #pragma unroll 1
@@ -422,8 +397,7 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
             for (int c = 0; c < WIDE_UNITS / UNITS; c++) {
                 typename F::row r[2];
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-                    F::take(r[i], rows + slot * slot_bytes, n_rows, row + i * further, c0 + k, c, q);
+                for (int i = 0; i < 2; i++) F::take_at(r[i], rows + slot * slot_bytes, places[i], n_rows, c0 + k, c, q);
                 const typename F::scales s[2] = {F::scale_of(r[0], q), F::scale_of(r[1], q)};
 #pragma unroll
                 for (int i = 0; i < UNITS; i += 2) {
@@ -468,16 +442,23 @@ __global__ void __launch_bounds__(GROUP_THREADS + 64, 1) group_kernel(const __gr
                 part[(turn * sums.rows + 8 * t + 2 * q + i % 2) * sums.ld + 16 * own + F::row_of(g) + i / 2 * 8] =
                     sum[t][i];
     }
-    if (a.splits > 1) {
-        cluster_share();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
-    if (a.activates)
+    auto meet = [&] {
+        if (a.splits > 1) {
+            cluster_share();
+            cluster_wait();
+        } else {
+            __syncthreads();
+        }
+    };
+    if (a.activates) {
+        meet();
         group_activate<group_room(TILES)>(a, sums, g0, count, split);
-    else
+    } else if constexpr (group_keeps(TILES)) {
+        group_write<group_places(TILES), true>(a, sums, g0, count, split, meet);
+    } else {
+        meet();
         group_write<group_places(TILES)>(a, sums, g0, count, split);
+    }
     if (a.splits > 1) { // others read this block's sums
         cluster_leave();
         cluster_wait();
