@@ -78,6 +78,18 @@ __device__ __forceinline__ uint2 wide_bytes(uint32_t w, __half2 d, __half2 low) 
     return make_uint2(v[0], v[1]);
 }
 __device__ __forceinline__ __half2 as_half2(uint32_t v) { return *reinterpret_cast<const __half2 *>(&v); }
+// The upper halves of four bytes less `offset`, times d. Where they stand they are 16 times as much: to shift them takes as
+// long as four multiplications.
+__device__ __forceinline__ uint2 wide_upper(uint32_t w, float offset, __half2 d) {
+    uint32_t v[2] = {__byte_perm(w & ~LOW, 0x64646464, 0x4140), __byte_perm(w & ~LOW, 0x64646464, 0x4342)};
+#pragma unroll
+    for (int i = 0; i < 2; i++) { // from 1024 + 16 * half a byte, exactly
+        const __half2 h =
+            __hmul2(__hfma2(as_half2(v[i]), __float2half2_rn(1.0f / 16), __float2half2_rn(-64 - offset)), d);
+        v[i] = *reinterpret_cast<const uint32_t *>(&h);
+    }
+    return make_uint2(v[0], v[1]);
+}
 // The lower two bytes less `offset`; exact.
 __device__ __forceinline__ __half2 two_bytes(uint32_t w, float offset) {
     return as_half2(pair_of_bytes<true>(w, offset));
@@ -167,7 +179,7 @@ template <> struct wide<codec_q4_0> {
     }
     static __device__ __forceinline__ uint4 halves(const row &r, const scales &s, int i) {
         const uint32_t w = word_of(r.q[i / 4], i % 4);
-        return both(wide_bytes(w & LOW, 8, s.d[i / 4]), wide_bytes(w >> 4 & LOW, 8, s.d[i / 4]));
+        return both(wide_bytes(w & LOW, 8, s.d[i / 4]), wide_upper(w, 8, s.d[i / 4]));
     }
 };
 
