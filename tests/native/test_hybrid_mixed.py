@@ -122,7 +122,7 @@ def test_more_than_64_as_apart(
 ) -> None:
     """One program where products of so many tokens are faster together."""
     with Model(write(tmp_path, models.SPECS["llama-relu-gqa"], "dense", kind)) as model, opened(model) as s:
-        assert s.info.n_mixed == (64 if kind == Kind.F32 else 192)
+        assert s.info.n_mixed == {Kind.F32: 64, Kind.F16: 256, Kind.Q4_0: 240}[kind]
         got, want, n = both_ways(s, prompts, ends, n_next)
         assert beyond_rounding(want, got, model.info.n_layer, int8=kind == Kind.Q4_0) < 1
         n_front = 0 if kind == Kind.F32 else sum(prompts.values())
@@ -240,7 +240,7 @@ def test_where_something_is_loaded_they_are_apart(tmp_path: Path) -> None:
         for mask_prompts in (False, True):
             with opened(model, sparsity="predicted", mask_prompts=mask_prompts) as s:
                 assert last_program(s) == (23 if mask_prompts else 3)
-                assert s.info.n_mixed == (192 if mask_prompts else 0)
+                assert s.info.n_mixed == (256 if mask_prompts else 0)
 
 
 @pytest.mark.parametrize("n", [60, 220, 280])
