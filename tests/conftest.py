@@ -42,12 +42,9 @@ with contextlib.suppress(ImportError):  # a machine that only runs the tests of 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Some processes share the whole suite, file by file; what is asked for by name runs in this one.
-
-    Half as many again as there are cores: tests of servers and of programs wait for clocks and for others.
-    """
+    """Some processes share the whole suite, file by file; what is asked for by name runs in this one."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        return min(machine.cores() * 3 // 2, 4)
+        return min(machine.cores(), 4)
     config.option.dist = "no"
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,21 @@ SHORT: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "stream": True}
 def test_what_comes_while_others_are_written_is_not_waited_for(demo: AsyncLlama) -> None:
     """All of an answer is there when the first part has gone out."""
 
+    written = threading.Event()
+
+    def wait(_: Any, logits: Any) -> Any:  # the engine's thread: else all may be there before anybody waits
+        assert written.wait(20)
+        return logits
+
     async def main() -> None:
-        stream = await demo.create_completion("Once upon a time", **SHORT)
+        options = SHORT | {"logits_processor": LogitsProcessorList([wait])}
+        stream = await demo.create_completion("Once upon a time", **options)
         n_written = 0
 
         async def write() -> None:
             nonlocal n_written
             n_written += 1
+            written.set()
             while demo.stats().running or demo.stats().waiting:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.02)
